@@ -1,0 +1,118 @@
+"""ggml-kit: see ggml work, step through a language model, and catch leaks.
+
+Importing kit loads no library and no device: each name below is fetched from its
+module the first time it is used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from kit.errors import (
+    ArgumentError,
+    BusyError,
+    CacheFull,
+    ClosedError,
+    ContextError,
+    DeviceLost,
+    DTypeError,
+    FetchError,
+    GgmlAbort,
+    GGUFError,
+    KitError,
+    ModelNotFound,
+    NotComputedError,
+    OutOfMemory,
+    ShapeError,
+    UnknownStage,
+    UnsupportedModel,
+)
+
+if TYPE_CHECKING:
+    from kit import memory
+    from kit.core import ops
+    from kit.core.backend import Backend
+    from kit.core.buffer import Buffer
+    from kit.core.context import Context
+    from kit.core.devices import Device, devices
+    from kit.core.gguf import GGUFFile
+    from kit.core.graph import Graph
+    from kit.core.tensor import Tensor
+    from kit.models.model import Model, load
+    from kit.models.sampler import Sampler
+    from kit.models.session import Session
+    from kit.models.store import find_model
+    from kit.models.tokenizer import Tokenizer
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Backend": "kit.core.backend",
+    "Buffer": "kit.core.buffer",
+    "Context": "kit.core.context",
+    "Device": "kit.core.devices",
+    "devices": "kit.core.devices",
+    "GGUFFile": "kit.core.gguf",
+    "Graph": "kit.core.graph",
+    "Tensor": "kit.core.tensor",
+    "Model": "kit.models.model",
+    "load": "kit.models.model",
+    "Sampler": "kit.models.sampler",
+    "Session": "kit.models.session",
+    "find_model": "kit.models.store",
+    "Tokenizer": "kit.models.tokenizer",
+}
+_MODULES = {"ops": "kit.core.ops", "memory": "kit.memory"}
+
+__all__ = [
+    "ArgumentError",
+    "Backend",
+    "Buffer",
+    "BusyError",
+    "CacheFull",
+    "ClosedError",
+    "Context",
+    "ContextError",
+    "DTypeError",
+    "Device",
+    "DeviceLost",
+    "FetchError",
+    "GGUFError",
+    "GGUFFile",
+    "GgmlAbort",
+    "Graph",
+    "KitError",
+    "Model",
+    "ModelNotFound",
+    "NotComputedError",
+    "OutOfMemory",
+    "Sampler",
+    "Session",
+    "ShapeError",
+    "Tensor",
+    "Tokenizer",
+    "UnknownStage",
+    "UnsupportedModel",
+    "__version__",
+    "devices",
+    "find_model",
+    "load",
+    "memory",
+    "ops",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        value = getattr(importlib.import_module(_HOME[name]), name)
+    elif name in _MODULES:
+        value = importlib.import_module(_MODULES[name])
+    else:
+        raise AttributeError(f"module 'kit' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,1 @@
+"""Objects over ggml: devices, backends, contexts, buffers, tensors, operations, graphs, GGUF files."""

@@ -1,0 +1,261 @@
+"""A backend: devices that compute together, and the one scheduler they share."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+from kit.core import ledger
+from kit.core.buffer import refuse_impossible
+from kit.core.compute import compute_graph, compute_scheduled, default_threads
+from kit.core.devices import device_handle, device_handles
+from kit.core.native import ffi, lib, text
+from kit.errors import ArgumentError, ClosedError, OutOfMemory
+
+if TYPE_CHECKING:
+    from kit.core.graph import Graph
+
+#: Beyond this many nodes on a lone CPU the scheduler's tables (about 20 KB of address space a node)
+#: cost more than they are worth, and the graph gets an allocator of its own.
+LARGE_GRAPH = 65_536
+
+
+class Backend:
+    """Devices with one scheduler, created once and reset at each computation.
+
+    Args:
+        devices: names as `kit.devices` gives them, in order of preference; the CPU is always added last.
+        n_threads: CPU threads; default: what this process may use, see `default_threads`.
+    """
+
+    def __init__(self, devices: Sequence[str] | None = None, *, n_threads: int | None = None) -> None:
+        if n_threads is not None and not 1 <= n_threads <= 512:
+            raise ArgumentError(f"n_threads is {n_threads}; give 1 to 512")
+        self.n_threads = n_threads or default_threads()
+        names = list(dict.fromkeys(devices)) if devices is not None else _default_devices()
+        cpu = next(name for name in device_handles() if name.startswith("CPU."))
+        self.devices: tuple[str, ...] = (*(name for name in names if name != cpu), cpu)
+        self._state = _State([_open_device(name) for name in self.devices], self.n_threads)
+        self._finalizer = weakref.finalize(self, _State.free, self._state)
+        self.children: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return not self._finalizer.alive
+
+    @property
+    def handles(self) -> list[Any]:
+        """ggml's backends, in the order of `devices`.
+
+        Raises:
+            ClosedError: after `close`.
+        """
+        if self.closed:
+            raise ClosedError("the backend was closed; make a new kit.Backend()")
+        return self._state.handles
+
+    def buffer_type(self, device: str | None = None) -> Any:
+        """ggml's default buffer type of ``device`` (default: the CPU)."""
+        name = device or self.devices[-1]
+        if name not in self.devices:
+            raise ArgumentError(f"device {name!r} is not of this backend ({', '.join(self.devices)})")
+        return lib.ggml_backend_get_default_buffer_type(self.handles[self.devices.index(name)])
+
+    def allocate(self, graph: Graph) -> None:
+        """Give every node of ``graph`` its place in the compute buffers, unless it is the one that has it.
+
+        Raises:
+            OutOfMemory: a device has no room; the scheduler is left empty.
+        """
+        if self.handles and self._state.current() is not graph:
+            self._state.allocate(graph)
+
+    def reserve(self, graph: Graph) -> None:
+        """Grow the compute buffers to what ``graph`` needs, and leave them empty.
+
+        Raises:
+            OutOfMemory: a device has no room.
+        """
+        if self.handles:
+            self._state.reserve(graph)
+
+    def compute(self, graph: Graph, watch: Any = None) -> None:
+        """Allocate and compute ``graph``; ``watch`` is a ``kit_watch *`` or None.
+
+        Raises as `kit.core.compute.compute_scheduled`; after any of it the scheduler is empty and usable.
+        """
+        self.allocate(graph)
+        self._state.compute(graph, watch)
+
+    def forget(self, graph: Graph) -> None:
+        """Take ``graph`` off the scheduler, because it is about to be freed."""
+        if not self.closed and self._state.current() is graph:
+            self._state.reset()
+
+    @property
+    def compute_nbytes(self) -> int:
+        """Bytes of the compute buffers as they are now."""
+        return self._state.compute_nbytes() if not self.closed else 0
+
+    def close(self) -> None:
+        """Close the contexts made on this backend, then the scheduler, then the devices."""
+        for child in list(self.children):
+            child.close()
+        self._finalizer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else f"{self.n_threads} CPU threads"
+        return f"Backend({', '.join(self.devices)}; {state})"
+
+
+class _State:
+    """The native half of a backend, so that a finalizer can free it without the backend."""
+
+    def __init__(self, handles: list[Any], n_threads: int) -> None:
+        self.handles = handles
+        self.n_threads = n_threads
+        self.scheduler: Any = None
+        self.capacity = 0
+        self.allocator: Any = None
+        self.current: Callable[[], Graph | None] = _nothing
+        self.number = 0
+        self.name = text(lib.ggml_backend_name(handles[0]))
+        for handle in handles:
+            if lib.ggml_backend_is_cpu(handle):
+                lib.ggml_backend_cpu_set_n_threads(handle, n_threads)
+
+    def allocate(self, graph: Graph) -> None:
+        self.reset()
+        self._refuse_too_large(graph)
+        if self._large(graph):
+            self.allocator = lib.ggml_gallocr_new(lib.ggml_backend_get_default_buffer_type(self.handles[-1]))
+            done = lib.ggml_gallocr_alloc_graph(self.allocator, graph.handle)
+        else:
+            self._ensure_scheduler(graph)
+            done = lib.ggml_backend_sched_alloc_graph(self.scheduler, graph.handle)
+        if not done:
+            self.reset()
+            raise OutOfMemory(f"no room for the compute buffer of a graph of {graph.n_nodes} nodes", device=self.name)
+        self.current = weakref.ref(graph)
+        self._enter()
+
+    def reserve(self, graph: Graph) -> None:
+        self.reset()
+        self._ensure_scheduler(graph)
+        self._refuse_too_large(graph)
+        if not lib.ggml_backend_sched_reserve(self.scheduler, graph.handle):
+            self.drop_scheduler()
+            raise OutOfMemory(f"no room for the compute buffer of a graph of {graph.n_nodes} nodes", device=self.name)
+        self._enter()
+
+    def compute(self, graph: Graph, watch: Any) -> None:
+        done = False
+        try:
+            if self.allocator is not None:
+                compute_graph(self.handles[-1], graph.handle, self.n_threads)
+            else:
+                callback, user = (lib.kit_watch_callback, watch) if watch is not None else (ffi.NULL, ffi.NULL)
+                lib.ggml_backend_sched_set_eval_callback(self.scheduler, callback, user)
+                compute_scheduled(self.scheduler, graph.handle, self.n_threads)
+            done = True
+        finally:
+            if not done:
+                self.reset()
+
+    def _refuse_too_large(self, graph: Graph) -> None:
+        """Ask ggml for the sizes of the compute buffers first: a promise of the system is not memory."""
+        if graph.measured or len(self.handles) > 1:
+            return
+        size = ffi.new("size_t *")
+        probe = lib.ggml_gallocr_new(lib.ggml_backend_get_default_buffer_type(self.handles[0]))
+        lib.ggml_gallocr_reserve_n_size(probe, graph.handle, ffi.NULL, ffi.NULL, size)
+        lib.ggml_gallocr_free(probe)
+        growth = int(size[0]) - self.compute_nbytes()
+        refuse_impossible(growth, "CPU", f"the compute buffer of a graph of {graph.n_nodes} nodes", True)
+        graph.measured = True
+
+    def reset(self) -> None:
+        """Forget the allocated graph; buffers stay for the next one."""
+        self.current = _nothing
+        if self.scheduler is not None:
+            lib.ggml_backend_sched_reset(self.scheduler)
+        self._drop_allocator()
+
+    def compute_nbytes(self) -> int:
+        if self.allocator is not None:
+            return int(lib.ggml_gallocr_get_buffer_size(self.allocator, 0))
+        if self.scheduler is None:
+            return 0
+        return sum(int(lib.ggml_backend_sched_get_buffer_size(self.scheduler, handle)) for handle in self.handles)
+
+    def _large(self, graph: Graph) -> bool:
+        return len(self.handles) == 1 and graph.n_nodes > LARGE_GRAPH
+
+    def _ensure_scheduler(self, graph: Graph) -> None:
+        needed = graph.n_nodes + graph.n_leafs
+        if self.scheduler is not None and needed <= self.capacity:
+            return
+        self.drop_scheduler()
+        self.capacity = max(2048, 1 << (needed - 1).bit_length())
+        array = ffi.new("ggml_backend_t[]", self.handles)
+        self.scheduler = lib.ggml_backend_sched_new(array, ffi.NULL, len(self.handles), self.capacity, False, False)
+
+    def _drop_allocator(self) -> None:
+        if self.allocator is not None:
+            lib.ggml_gallocr_free(self.allocator)
+            self.allocator = None
+
+    def drop_scheduler(self) -> None:
+        self.current = _nothing
+        if self.scheduler is not None:
+            lib.ggml_backend_sched_free(self.scheduler)
+            self.scheduler = None
+        self._enter()
+
+    def _enter(self) -> None:
+        """Keep the ledger true: one entry for the scheduler or allocator with the bytes it holds."""
+        present = self.scheduler is not None or self.allocator is not None
+        kind = "scheduler" if self.scheduler is not None else "allocator"
+        entry = ledger.Resource(kind, self.compute_nbytes(), f"{kind} of {self.name}", "compute", "compute", self.name)
+        if present and self.number:
+            ledger.changed(self.number, entry)
+        elif present:
+            self.number = ledger.opened(entry)
+        elif self.number:
+            ledger.closed(self.number)
+            self.number = 0
+
+    @staticmethod
+    def free(state: _State) -> None:
+        state._drop_allocator()
+        state.drop_scheduler()
+        for handle in state.handles:
+            lib.kit_cpu_detach(handle)
+            lib.ggml_backend_free(handle)
+        state.handles = []
+
+
+def _nothing() -> None:
+    return None
+
+
+def _default_devices() -> list[str]:
+    return [name for name in device_handles() if not name.startswith("CPU.")]
+
+
+def _open_device(name: str) -> Any:
+    handle = lib.ggml_backend_dev_init(device_handle(name), ffi.NULL)
+    if handle == ffi.NULL:
+        raise OutOfMemory(f"device {name} could not be opened", device=name)
+    if lib.ggml_backend_is_cpu(handle) and not lib.kit_cpu_attach(handle):
+        lib.ggml_backend_free(handle)
+        raise OutOfMemory("more than 256 backends are open in this process; close some")
+    return handle

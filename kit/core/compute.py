@@ -1,0 +1,96 @@
+"""Running allocated graphs on the one thread pool of the process.
+
+Computations take turns: ggml's pool serves one graph at a time. A watcher that computes something
+of its own between two nodes does so on the same thread, inside the same turn.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+from kit.core.native import lib
+from kit.errors import BusyError, GgmlAbort, OutOfMemory
+
+_turn = threading.RLock()
+
+
+def _renew_turn() -> None:
+    global _turn
+    _turn = threading.RLock()  # the thread that held it does not exist in a forked child
+
+
+os.register_at_fork(after_in_child=_renew_turn)
+
+
+def default_threads() -> int:
+    """Return a thread count this process may use: its CPUs, at most one per physical core, at most 16."""
+    allowed = os.sched_getaffinity(0)
+    cores = {_core_of(cpu) for cpu in allowed}
+    return max(1, min(len(cores), _quota(len(allowed)), 16))
+
+
+def compute_scheduled(scheduler: Any, graph: Any, n_threads: int) -> None:
+    """Compute ``graph``, allocated by ``scheduler``.
+
+    Raises:
+        GgmlAbort: ggml refused inside the graph; the thread pool has been made anew.
+        KeyboardInterrupt: interrupted; the graph stopped between two nodes or was cut out of one.
+    """
+    with _turn:
+        _ensure_pool(n_threads)
+        _check(lib.kit_compute_scheduled(scheduler, graph))
+
+
+def compute_graph(backend: Any, graph: Any, n_threads: int) -> None:
+    """Compute ``graph``, allocated by other means, on one ggml backend; raises as `compute_scheduled`."""
+    with _turn:
+        _ensure_pool(n_threads)
+        _check(lib.kit_compute_graph(backend, graph))
+
+
+def interrupt() -> None:
+    """End the running computation after the node it is at, from any thread."""
+    lib.kit_interrupt()
+
+
+def _ensure_pool(n_threads: int) -> None:
+    if lib.kit_pool_threads() < n_threads and not lib.kit_pool_resize(n_threads):
+        raise OutOfMemory(f"no thread pool of {n_threads} threads could be made")
+
+
+def _check(status: int) -> None:
+    if status == lib.GGML_STATUS_SUCCESS:
+        return
+    if status in (lib.GGML_STATUS_ABORTED, lib.KIT_STATUS_INTERRUPTED):
+        raise KeyboardInterrupt("the computation was interrupted")
+    if status == lib.GGML_STATUS_ALLOC_FAILED:
+        raise OutOfMemory("ggml could not allocate what the graph needs")
+    raise GgmlAbort(f"the computation ended with ggml's status {status}")
+
+
+def busy_turn() -> None:
+    """Raise BusyError when another thread is computing."""
+    if not _turn.acquire(blocking=False):
+        raise BusyError("another thread is computing")
+    _turn.release()
+
+
+def _core_of(cpu: int) -> tuple[str, str]:
+    base = f"/sys/devices/system/cpu/cpu{cpu}/topology/"
+    try:
+        with open(base + "physical_package_id") as package, open(base + "core_id") as core:
+            return package.read().strip(), core.read().strip()
+    except OSError:
+        return "", str(cpu)
+
+
+def _quota(fallback: int) -> int:
+    """CPUs that the container's quota allows, rounded down, at least one."""
+    try:
+        with open("/sys/fs/cgroup/cpu.max", encoding="ascii") as file:
+            quota, period = file.read().split()
+        return fallback if quota == "max" else max(1, int(quota) // int(period))
+    except (OSError, ValueError):
+        return fallback

@@ -1,0 +1,66 @@
+"""The ledger of live native resources: what kit has opened and not yet closed.
+
+Pure data. Whoever allocates writes an entry, and the same hand strikes it out when it frees; an
+object lost without a close stays visible here.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from dataclasses import dataclass
+
+from kit.units import bytes_text
+
+
+@dataclass(frozen=True)
+class Resource:
+    """One live native resource.
+
+    ``kind`` is context, buffer, allocator, scheduler or mapping; ``purpose`` is weights, kv cache,
+    compute, inputs, staging or metadata; ``nbytes`` is what the resource itself holds.
+    """
+
+    kind: str
+    nbytes: int
+    name: str
+    owner: str
+    purpose: str
+    buffer_type: str = ""
+    library: str = "kit"
+
+    def __str__(self) -> str:
+        where = f" in {self.buffer_type}" if self.buffer_type else ""
+        return f"{self.kind} {self.name!r} of {self.owner}: {bytes_text(self.nbytes)}, {self.purpose}{where}"
+
+
+_live: dict[int, Resource] = {}
+_numbers = itertools.count(1)
+_lock = threading.Lock()
+
+
+def opened(resource: Resource) -> int:
+    """Enter ``resource``; return the number to give to `closed`."""
+    with _lock:
+        number = next(_numbers)
+        _live[number] = resource
+    return number
+
+
+def closed(number: int) -> None:
+    """Strike out the resource entered under ``number``."""
+    with _lock:
+        _live.pop(number, None)
+
+
+def changed(number: int, resource: Resource) -> None:
+    """Replace the entry ``number``, for a resource that grew."""
+    with _lock:
+        if number in _live:
+            _live[number] = resource
+
+
+def live() -> list[Resource]:
+    """Return what is open now, oldest first."""
+    with _lock:
+        return [_live[number] for number in sorted(_live)]

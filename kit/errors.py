@@ -1,0 +1,94 @@
+"""Every exception kit raises: each is a KitError and the builtin a Python person would catch."""
+
+from __future__ import annotations
+
+
+class KitError(Exception):
+    """The base of everything kit raises on purpose."""
+
+
+class ArgumentError(KitError, ValueError):
+    """An argument is outside what the function accepts."""
+
+
+class ShapeError(KitError, ValueError):
+    """Shapes do not fit each other; the message names the tensors and their shapes."""
+
+
+class DTypeError(KitError, TypeError):
+    """A tensor has an element type the operation cannot take."""
+
+
+class ContextError(KitError, ValueError):
+    """A context refuses: it is full, fixed, or belongs to another backend."""
+
+
+class ClosedError(KitError, ValueError):
+    """Something was used after its close(), or after the reset() of its context."""
+
+
+class NotComputedError(KitError, RuntimeError):
+    """A value was read before any computation produced it."""
+
+
+class BusyError(KitError, RuntimeError):
+    """A resource is in the middle of other work."""
+
+
+class CacheFull(KitError, RuntimeError):
+    """The KV cache has no room for the tokens asked for."""
+
+
+class GgmlAbort(KitError, RuntimeError):
+    """ggml itself refused with an abort; the guard turned it into this exception."""
+
+
+class OutOfMemory(KitError, MemoryError):
+    """A device has no room; `nbytes` is what was asked for, `device` where."""
+
+    def __init__(self, message: str, *, nbytes: int = 0, device: str = "") -> None:
+        super().__init__(message)
+        self.nbytes = nbytes
+        self.device = device
+
+
+class GGUFError(KitError, ValueError):
+    """A GGUF file is not what it claims; the message names path, key or tensor, and offset."""
+
+
+class MissingKey(GGUFError, KeyError):
+    """A GGUF file lacks a metadata key or a tensor."""
+
+    def __str__(self) -> str:  # KeyError would show the repr of the message
+        return str(self.args[0]) if self.args else ""
+
+
+class GGUFNotFound(GGUFError, FileNotFoundError):
+    """There is no file where a GGUF file was looked for."""
+
+
+class UnsupportedModel(KitError, NotImplementedError):
+    """A model needs something kit does not have; the message names the key or tensor."""
+
+
+class UnknownStage(KitError, KeyError):
+    """No stage of the model has this name or matches this pattern."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
+class ModelNotFound(KitError, FileNotFoundError):
+    """No file and no known model has this name."""
+
+
+class FetchError(KitError, ConnectionError):
+    """A model could not be fetched or did not match its checksum."""
+
+
+class DeviceLost(KitError, ConnectionError):
+    """A device, or the server behind it, has gone away."""
+
+
+class NativeMissing(KitError, ImportError):
+    """The compiled part of kit is not there."""

@@ -1,0 +1,55 @@
+"""What is live now, as a table."""
+
+from __future__ import annotations
+
+import html
+
+from kit.core import ledger
+from kit.core.ledger import Resource
+from kit.units import bytes_text
+
+
+class Live(tuple[Resource, ...]):
+    """Live native resources, oldest first; empty when everything was closed."""
+
+    __slots__ = ()
+    _HEAD = ("kind", "bytes", "purpose", "owner", "name", "buffer type", "library")
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all of them."""
+        return sum(resource.nbytes for resource in self)
+
+    def by_purpose(self) -> dict[str, int]:
+        """Bytes by purpose, largest first."""
+        totals: dict[str, int] = {}
+        for resource in self:
+            totals[resource.purpose] = totals.get(resource.purpose, 0) + resource.nbytes
+        return dict(sorted(totals.items(), key=lambda pair: -pair[1]))
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """The table without its head."""
+        return [(r.kind, bytes_text(r.nbytes), r.purpose, r.owner, r.name, r.buffer_type, r.library) for r in self]
+
+    def text(self) -> str:
+        """The table as text; says so when nothing is live."""
+        if not self:
+            return "nothing is live"
+        table = [self._HEAD, *self.rows()]
+        widths = [max(len(row[i]) for row in table) for i in range(len(self._HEAD))]
+        return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in table)
+
+    def __repr__(self) -> str:
+        return self.text()
+
+    def _repr_html_(self) -> str:
+        if not self:
+            return "<p>nothing is live</p>"
+        head = "".join(f"<th>{html.escape(cell)}</th>" for cell in self._HEAD)
+        body = "".join("<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in row) + "</tr>" for row in self.rows())
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def live() -> Live:
+    """Return every native resource kit has opened and not yet closed."""
+    return Live(ledger.live())

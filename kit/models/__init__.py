@@ -1,0 +1,1 @@
+"""Models: from a GGUF file to a session one can step through."""

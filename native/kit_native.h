@@ -1,0 +1,39 @@
+/* What the C files of kit._native share. ggml's headers come first. */
+#ifndef KIT_NATIVE_H
+#define KIT_NATIVE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "ggml.h"
+#include "ggml-alloc.h"
+#include "ggml-backend.h"
+#include "ggml-cpu.h"
+#include "gguf.h"
+
+#include "interface/guard_interface.h"
+#include "interface/compute_interface.h"
+#include "interface/graph_interface.h"
+#include "interface/watch_interface.h"
+#include "interface/gguf_check.h"
+
+/* A place to which an abort on this thread returns; innermost first. */
+typedef struct kit_frame {
+    struct kit_frame *outer;
+    void *jump[5]; /* what __builtin_setjmp asks for */
+} kit_frame;
+
+extern __thread kit_frame *kit_frame_top __attribute__((tls_model("initial-exec")));
+extern __thread char *kit_abort_text __attribute__((tls_model("initial-exec")));
+
+/* Leaves the innermost frame with `text` as the reason; never returns. */
+void kit_leave(const char *text) __attribute__((noreturn));
+
+/* Set by compute.c: what an abort does when it happens on a worker thread. True: handled elsewhere. */
+extern void (*kit_worker_abort)(const char *text);
+
+/* Tells the calling computation to end after the node it is at. */
+void kit_request_stop(void);
+
+#endif

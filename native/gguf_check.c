@@ -19,7 +19,7 @@
 #include "gguf_names.h"
 
 enum {
-    MAX_ENTRIES = 1 << 16, /* keys, tensors: ggml compares each name with all before it */
+    MAX_ENTRIES = 1 << 15, /* keys, tensors: ggml compares each name with all before it */
     MAX_KEY_BYTES = 65535, /* GGUF specification */
     MAX_LENGTH = 1 << 30,  /* ggml: bytes of a string, elements of an array */
     MIN_KEY_BYTES = 8 + 1 + 4 + 1,
@@ -33,26 +33,16 @@ typedef struct header {
     int64_t n_tensors, n_keys;
 } header;
 
-static uint64_t width_of(int32_t type) {
-    switch (type) {
-    case GGUF_TYPE_UINT8:
-    case GGUF_TYPE_INT8:
-    case GGUF_TYPE_BOOL:
-        return 1;
-    case GGUF_TYPE_UINT16:
-    case GGUF_TYPE_INT16:
-        return 2;
-    case GGUF_TYPE_UINT32:
-    case GGUF_TYPE_INT32:
-    case GGUF_TYPE_FLOAT32:
-        return 4;
-    case GGUF_TYPE_UINT64:
-    case GGUF_TYPE_INT64:
-    case GGUF_TYPE_FLOAT64:
-        return 8;
-    default:
-        return 0;
-    }
+/* Bytes of one value; 0 for what has no fixed width. */
+static const unsigned char widths[GGUF_TYPE_COUNT] = {
+    [GGUF_TYPE_UINT8] = 1,  [GGUF_TYPE_INT8] = 1,   [GGUF_TYPE_BOOL] = 1,    [GGUF_TYPE_UINT16] = 2,
+    [GGUF_TYPE_INT16] = 2,  [GGUF_TYPE_UINT32] = 4, [GGUF_TYPE_INT32] = 4,   [GGUF_TYPE_FLOAT32] = 4,
+    [GGUF_TYPE_UINT64] = 8, [GGUF_TYPE_INT64] = 8,  [GGUF_TYPE_FLOAT64] = 8,
+};
+
+static uint64_t least_bytes_of(int32_t type) {
+    if (type == GGUF_TYPE_STRING) return 8;
+    return type >= 0 && type < GGUF_TYPE_COUNT ? widths[type] : 0;
 }
 
 static int skip_string(gguf_reader *r, uint64_t number, uint64_t *length) {
@@ -111,7 +101,7 @@ static int read_value(gguf_reader *r, kit_gguf_value *value) {
         bad = read_array_head(r, value);
         if (bad) return bad;
     }
-    uint64_t width = value->type == GGUF_TYPE_STRING ? 8 : width_of(value->type);
+    uint64_t width = least_bytes_of(value->type);
     if (width == 0) {
         return kit_gguf_fail(r, KIT_GGUF_TYPE, start, GGUF_TYPE_COUNT - 1, (uint32_t) value->type,
                              "value type %" PRId32 " does not exist, GGUF has 0 to %d", value->type,

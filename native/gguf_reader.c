@@ -37,8 +37,7 @@ uint64_t kit_gguf_left(const gguf_reader *r) {
 int kit_gguf_cut(gguf_reader *r, const char *what, uint64_t needed) {
     return kit_gguf_fail(r, KIT_GGUF_CUT, r->at, needed, kit_gguf_left(r),
                          "the file ends inside its header: %s needs %" PRIu64 " bytes and %" PRIu64
-                         " are left; "
-                         "the file is incomplete or damaged, copy or fetch it again",
+                         " are left; the file is incomplete or damaged, copy or fetch it again",
                          what, needed, kit_gguf_left(r));
 }
 

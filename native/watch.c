@@ -8,9 +8,9 @@
  */
 #include "kit_native.h"
 
-static bool (*stage_function)(int index);
+static bool (*stage_function)(int call, void *user);
 
-void kit_watch_set_function(bool (*function)(int index)) {
+void kit_watch_set_function(bool (*function)(int call, void *user)) {
     stage_function = function;
 }
 
@@ -33,7 +33,7 @@ bool kit_watch_callback(struct ggml_tensor *tensor, bool ask, void *user) {
     if (!item) return true;
     watch->n_seen++;
     if (item->copy_to) ggml_backend_tensor_get(tensor, item->copy_to, 0, item->nbytes);
-    if (item->call >= 0 && stage_function && !stage_function(item->call)) {
+    if (item->call >= 0 && stage_function && !stage_function(item->call, watch->user)) {
         watch->stop = true;
         kit_request_stop();
         return false;

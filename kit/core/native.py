@@ -49,10 +49,6 @@ def _load() -> tuple[Any, Any]:
 
 ffi, lib = _load()
 
-#: set by kit.core.watch: what kit_on_stage calls, with the index of the watched stage
-on_stage: list[Any] = []
-
-
 def _log_failed(kind: Any, value: Any, trace: Any) -> None:
     return None  # nothing useful can be done with an error inside logging on ggml's thread
 
@@ -64,9 +60,9 @@ def kit_on_log(level: int, text: Any, user: Any) -> None:
 
 
 @ffi.def_extern()  # type: ignore[untyped-decorator]
-def kit_on_stage(index: int) -> bool:
-    """Hand a watched node to the watcher on top; runs on the thread that called compute."""
-    return bool(on_stage[-1](index))
+def kit_on_stage(call: int, user: Any) -> bool:
+    """Hand a watched node to its `kit.core.watch.Watch`; runs on the thread that called compute."""
+    return bool(ffi.from_handle(user).called(call))
 
 
 def _shut_down() -> None:

@@ -58,8 +58,8 @@ typedef struct kit_gguf_index {
 } kit_gguf_index;
 
 /* Walks the header of an untrusted file and compares every size in it with the size of the file before
-   anything of that size is allocated. Returns 0 where the file is sound: ggml's own reader then accepts it and all
-   tensor data lies inside the file. Otherwise returns problem->code. `index` may be NULL. */
+   anything of that size is allocated. Returns 0 where the file is sound: ggml's own reader then accepts it
+   and all tensor data lies inside the file. Otherwise returns problem->code. `index` may be NULL. */
 int kit_gguf_check(const char *path, kit_gguf_index *index, kit_gguf_problem *problem);
 
 /* Takes apart `count` strings as they lie in a file (8 length bytes, then the text, and so on): their text,

@@ -10,6 +10,7 @@ typedef struct kit_watch {
     int n_items;
     int n_seen;
     bool stop;
+    void *user; /* given to the function, with the item's `call` */
 } kit_watch;
 bool kit_watch_callback(struct ggml_tensor *tensor, bool ask, void *watch);
-void kit_watch_set_function(bool (*function)(int index));
+void kit_watch_set_function(bool (*function)(int call, void *user));

@@ -1,0 +1,159 @@
+"""A model: configuration, weights, tokenizer, and the backend they live on."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from kit.core.backend import Backend
+from kit.core.gguf import GGUFFile
+from kit.errors import ArgumentError, ClosedError, UnsupportedModel
+from kit.models.config import LlamaConfig
+from kit.models.layout import check_tensors
+from kit.models.lens import Lens, top_entries
+from kit.models.run import LensEntry
+from kit.models.session import Session
+from kit.models.store import find_model
+from kit.models.tokenizer import Tokenizer
+from kit.models.weights import Weights
+from kit.units import bytes_text
+
+DEFAULT_CTX = 2048
+
+
+class Model:
+    """A loaded model. ``close()`` closes its sessions, then its weights, then the backend it made.
+
+    Raises:
+        GGUFError, UnsupportedModel: the file is not a model kit can run; the message names what is wrong.
+        OutOfMemory: no room for the weights.
+    """
+
+    def __init__(self, file: GGUFFile, backend: Backend | None, *, use_mmap: bool, progress: bool, n_threads: int | None) -> None:
+        self.path = file.path
+        self.config = LlamaConfig.from_gguf(file)
+        check_tensors(file, self.config)
+        self._owned = Backend(n_threads=n_threads) if backend is None else None
+        self.backend = backend if backend is not None else self._owned
+        assert self.backend is not None
+        self._file = file
+        self._lens: Lens | None = None
+        self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+        self._closed = False
+        try:
+            self.weights = Weights(file, self.backend, use_mmap=use_mmap, progress=progress)
+        except BaseException:
+            if self._owned is not None:
+                self._owned.close()
+            raise
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer the file describes, built when first needed."""
+        return Tokenizer.from_gguf(self._file)
+
+    def session(self, n_ctx: int | None = None, *, n_batch: int = 512, flash_attn: bool | None = None) -> Session:
+        """Open a session with room for ``n_ctx`` tokens (default: 2048, or what the model was trained for).
+
+        Args:
+            n_ctx: tokens the cache holds.
+            n_batch: tokens of the largest pass.
+            flash_attn: True for ggml's fused attention, which has no scores to look at.
+
+        Raises:
+            OutOfMemory: cache or compute buffer do not fit; nothing is left behind.
+        """
+        self._require_open()
+        size = n_ctx if n_ctx is not None else min(DEFAULT_CTX, self.config.n_ctx_train)
+        if size < 1 or n_batch < 1:
+            raise ArgumentError(f"n_ctx is {size} and n_batch {n_batch}; both must be at least 1")
+        session = Session(self, size, n_batch, flash_attn)
+        self._sessions.add(session)
+        return session
+
+    def lens(self, residual: npt.NDArray[np.float32], k: int = 5) -> list[list[LensEntry]]:
+        """Return the ``k`` likeliest next tokens for each row of ``residual`` (rows, n_embd)."""
+        logits = self.lens_logits(residual)
+        return [top_entries(row, k, self.tokenizer) for row in logits]
+
+    def lens_logits(self, residual: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """Return the logits (rows, n_vocab) of ``residual`` through the model's own norm and output."""
+        self._require_open()
+        if self._lens is None:
+            assert self.backend is not None
+            self._lens = Lens(self.backend, self.config, self.weights)
+        return self._lens.logits(residual)
+
+    def pieces(self, ids: Sequence[int]) -> tuple[str, ...]:
+        """Return the printable text of each token; empty where the file has no vocabulary."""
+        try:
+            return tuple(self.tokenizer.token(token) for token in ids)
+        except UnsupportedModel:
+            return ()
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    def close(self) -> None:
+        """Close sessions, weights, and the backend if the model made it; a second call does nothing."""
+        if self._closed:
+            return
+        for session in list(self._sessions):
+            session.close()
+        self._closed = True
+        if self._lens is not None:
+            self._lens.close()
+        self.weights.close()
+        if self._owned is not None:
+            self._owned.close()
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise ClosedError(f"the model {self.config.name!r} was closed; kit.load() it again")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        if self._closed:
+            return f"Model({self.config.name!r}, closed)"
+        c = self.config
+        return (
+            f"Model({c.name!r}: {c.architecture}, {c.n_layer} blocks, n_embd {c.n_embd}, {c.n_head}/{c.n_head_kv} heads, "
+            f"vocabulary {c.n_vocab}, weights {bytes_text(self.weights.nbytes)})"
+        )
+
+
+def load(
+    name_or_path: str | os.PathLike[str],
+    *,
+    backend: Backend | None = None,
+    use_mmap: bool = True,
+    progress: bool = True,
+    n_threads: int | None = None,
+) -> Model:
+    """Load a model from a path, or by the name of one kit knows or finds on this machine.
+
+    Args:
+        name_or_path: see `kit.find_model`.
+        backend: what it runs on; default: one of its own, closed with the model.
+        use_mmap: map the file instead of reading it.
+        progress: show a bar while reading.
+        n_threads: CPU threads of the model's own backend.
+
+    Raises:
+        ModelNotFound, GGUFError, UnsupportedModel, OutOfMemory: each says what is wrong, with what, and what to do.
+    """
+    file = GGUFFile(find_model(name_or_path))
+    return Model(file, backend, use_mmap=use_mmap, progress=progress, n_threads=n_threads)

@@ -1,0 +1,169 @@
+"""Built passes: graphs of a session for one number of tokens and one span of the cache, reused while they fit."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kit.core.backend import Backend
+from kit.core.buffer import Buffer
+from kit.core.context import Context
+from kit.core.graph import Graph
+from kit.core.native import ffi
+from kit.core.tensor import Tensor
+from kit.models.attention import Kind
+from kit.models.cache import KVCache
+from kit.models.config import LlamaConfig
+from kit.models.llama import LlamaPass, PassInputs
+from kit.models.stages import Stage
+from kit.models.weights import Weights
+
+MAX_BUILT = 8
+
+
+@dataclass(frozen=True)
+class PassKey:
+    """What decides the shape of a pass: ``n_seen`` > 0 for a pass somebody looks into."""
+
+    n_tokens: int
+    n_kv: int
+    n_out: int
+    kind: Kind
+    n_seen: int = 0
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Tokens for one pass, from cell ``first`` on; ``out_rows`` are the rows whose logits are wanted."""
+
+    tokens: npt.NDArray[np.int32]
+    first: int
+    out_rows: npt.NDArray[np.int32]
+
+
+class BuiltPass:
+    """A graph, its stages, and numpy views straight into the memory of its inputs."""
+
+    def __init__(self, key: PassKey, context: Context, stages: Sequence[Stage], logits: Tensor, inputs: PassInputs) -> None:
+        self.key = key
+        self.context = context
+        self.stages = {stage.name: stage for stage in stages}
+        self.logits = logits
+        self.graph = Graph(context.backend, [stage.tensor for stage in stages], keep_outputs=False)
+        self._inputs = inputs
+        self._memory: dict[str, npt.NDArray[np.generic]] = {}
+
+    def fill(self, batch: Batch, cache: KVCache) -> None:
+        """Write the inputs of ``batch``; causal within it, all earlier tokens visible."""
+        n, first = len(batch.tokens), batch.first
+        self._view("tokens")[:] = batch.tokens
+        self._view("positions")[:] = np.arange(first, first + n)
+        self._view("cells")[:] = np.arange(first, first + n)
+        if self._inputs.value_cells is not None:
+            self._view("value_cells")[:] = cache.value_cells(first, n)
+        if self._inputs.out_rows is not None:
+            self._view("out_rows")[:] = batch.out_rows
+        mask = self._view("mask")
+        mask[:] = -np.inf
+        if n == 1:
+            mask[0, : first + 1] = 0
+        else:
+            mask[np.arange(self.key.n_kv)[None, :] <= first + np.arange(n)[:, None]] = 0
+
+    def _view(self, name: str) -> npt.NDArray[np.generic]:
+        if name not in self._memory:
+            tensor: Tensor = getattr(self._inputs, name)
+            dtype = {"f32": np.float32, "f16": np.float16, "i32": np.int32, "i64": np.int64}[tensor.dtype]
+            memory = ffi.buffer(ffi.cast("char *", tensor.p.data), tensor.nbytes)
+            self._memory[name] = np.frombuffer(memory, dtype).reshape(tensor.shape)
+        return self._memory[name]
+
+    def close(self) -> None:
+        """Free the graph and its metadata."""
+        self._memory.clear()
+        self.context.close()
+
+
+class PassBuilder:
+    """Builds and keeps the passes of one session; all of them share one buffer for their inputs."""
+
+    def __init__(
+        self, backend: Backend, config: LlamaConfig, weights: Weights, cache: KVCache, n_batch: int, owner: str
+    ) -> None:
+        self.backend = backend
+        self.config = config
+        self.weights = weights
+        self.cache = cache
+        self.owner = owner
+        self._built: OrderedDict[PassKey, BuiltPass] = OrderedDict()
+        nbytes = self._input_nbytes(n_batch, cache.n_cells)
+        self._inputs = Buffer.allocate(backend.buffer_type(), nbytes, purpose="inputs", owner=owner, name="inputs")
+
+    def get(self, key: PassKey) -> BuiltPass:
+        """Return the pass for ``key``, built now or before."""
+        if key in self._built:
+            self._built.move_to_end(key)
+            return self._built[key]
+        built = self.build(key)
+        self._built[key] = built
+        while len(self._built) > MAX_BUILT:
+            self._built.popitem(last=False)[1].close()
+        return built
+
+    def build(self, key: PassKey, apart: bool = False) -> BuiltPass:
+        """Build a pass; ``apart`` gives it inputs of its own, so that it survives other passes."""
+        context = Context(self.backend, name=f"pass of {key.n_tokens} tokens over {key.n_kv} cells", slots=2048)
+        try:
+            inputs = self._declare(context, key, apart)
+            n_seen = key.n_seen or None
+            llama = LlamaPass(self.config, self.weights, self.cache, inputs, key.kind, key.n_kv, n_seen)
+            logits = llama.build()
+            return BuiltPass(key, context, llama.stages, logits, inputs)
+        except BaseException:
+            context.close()
+            raise
+
+    def _declare(self, context: Context, key: PassKey, apart: bool) -> PassInputs:
+        n = key.n_tokens
+        wanted: dict[str, tuple[tuple[int, ...], str]] = {
+            "tokens": ((n,), "i32"),
+            "positions": ((n,), "i32"),
+            "mask": ((n, key.n_kv), "f16" if key.kind == "flash" else "f32"),
+            "cells": ((n,), "i64"),
+        }
+        if self.cache.permuted:
+            wanted["value_cells"] = ((n * self.config.n_embd_kv,), "i64")
+        if key.n_out != n:
+            wanted["out_rows"] = ((key.n_out,), "i32")
+        tensors: dict[str, Tensor | None] = {"value_cells": None, "out_rows": None}
+        fits = not apart and self._input_nbytes(n, key.n_kv) <= self._inputs.nbytes
+        offset = 0
+        for name, (shape, dtype) in wanted.items():
+            tensor = context.input(shape, dtype, name)
+            if fits:
+                context.place(tensor, self._inputs, offset)
+                offset += _padded(tensor.nbytes)
+            tensor.core.ready.add(tensor.address)
+            tensors[name] = tensor
+        if not fits:
+            context.allocate()
+        return PassInputs(**tensors)  # type: ignore[arg-type]
+
+    def _input_nbytes(self, n: int, n_kv: int) -> int:
+        values = n * self.config.n_embd_kv * 8 if self.cache.permuted else 0
+        return sum(map(_padded, (n * 4, n * 4, n * n_kv * 4, n * 8, values, n * 4)))
+
+    def close(self) -> None:
+        """Free every pass and the inputs' buffer."""
+        for built in self._built.values():
+            built.close()
+        self._built.clear()
+        self._inputs.close()
+
+
+def _padded(nbytes: int) -> int:
+    return -(-nbytes // 64) * 64

@@ -1,0 +1,102 @@
+"""Stages: the named values of one pass, in the order they are computed.
+
+``embed``, ``blk.{i}.attn.norm|q|k|v|scores|heads|out``, ``blk.{i}.resid_mid``,
+``blk.{i}.ffn.norm|gate|up|act|out``, ``blk.{i}.resid``, ``norm``, ``logits``.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+
+from kit.core.tensor import Tensor
+from kit.errors import ShapeError, UnknownStage
+from kit.units import shape_text
+
+_BLOCK = (
+    "attn.norm",
+    "attn.q",
+    "attn.k",
+    "attn.v",
+    "attn.scores",
+    "attn.heads",
+    "attn.out",
+    "resid_mid",
+    "ffn.norm",
+    "ffn.gate",
+    "ffn.up",
+    "ffn.act",
+    "ffn.out",
+    "resid",
+)
+
+
+@cache
+def stage_names(n_layer: int) -> tuple[str, ...]:
+    """Return the names of all stages of a model with ``n_layer`` blocks, in order."""
+    blocks = (f"blk.{i}.{part}" for i in range(n_layer) for part in _BLOCK)
+    return ("embed", *blocks, "norm", "logits")
+
+
+def match_stages(patterns: Iterable[str], n_layer: int) -> list[str]:
+    """Return the stage names that match any of ``patterns`` (shell globs), in order.
+
+    Raises:
+        UnknownStage: a pattern matches nothing; the message suggests near names.
+    """
+    names = stage_names(n_layer)
+    chosen: set[str] = set()
+    wanted = [patterns] if isinstance(patterns, str) else list(patterns)
+    for pattern in wanted:
+        found = fnmatch.filter(names, pattern)
+        if not found:
+            near = difflib.get_close_matches(pattern, names, 3, 0.5) or list(_BLOCK[-1:])
+            raise UnknownStage(f"no stage {pattern!r}; did you mean {', '.join(near)}? (see session.stages)")
+        chosen.update(found)
+    return [name for name in names if name in chosen]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One named value of a built graph.
+
+    ``shape`` (numpy order) is how people see it; ``n_seen`` cuts a padded last axis to the part that means something.
+    """
+
+    name: str
+    tensor: Tensor
+    shape: tuple[int, ...]
+    n_seen: int | None = None
+
+    def show(self, raw: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """Turn the node's values (flat) into what people see; shares memory where it can."""
+        value = raw.reshape(self.shape)
+        return value if self.n_seen is None else value[..., : self.n_seen]
+
+    @property
+    def seen_shape(self) -> tuple[int, ...]:
+        """Shape of what `show` returns."""
+        return self.shape if self.n_seen is None else (*self.shape[:-1], self.n_seen)
+
+    def restore(self, value: npt.ArrayLike, what: str) -> npt.NDArray[np.float32]:
+        """Turn an edited value back into the node's: checked, padded, float32, contiguous.
+
+        Raises:
+            ShapeError: another shape than `seen_shape`; names the stage.
+        """
+        array = np.asarray(value, np.float32)
+        if array.shape != self.seen_shape:
+            raise ShapeError(
+                f"{what} of stage {self.name!r} has shape {shape_text(array.shape)}; it must be {shape_text(self.seen_shape)}"
+            )
+        if self.n_seen is None:
+            return np.ascontiguousarray(array)
+        padded = np.zeros(self.shape, np.float32)
+        padded[..., : self.n_seen] = array
+        return padded

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 
 log = logging.getLogger("kit")
 log.addHandler(logging.NullHandler())
@@ -12,8 +13,8 @@ _LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERR
 _CONTINUES = 5
 
 
-class LineJoiner:
-    """Joins ggml's fragments into whole lines: ggml ends a line with a newline, not a call."""
+class LineJoiner(threading.local):
+    """Joins ggml's fragments into whole lines, thread by thread: ggml ends a line with a newline, not a call."""
 
     def __init__(self) -> None:
         self._level = logging.INFO

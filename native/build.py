@@ -43,7 +43,11 @@ class BuildNative(build_ext):  # type: ignore[misc]
         extension.include_dirs = [str(install.include), str(HERE)]
         extension.extra_compile_args = ["-O2", "-g0", "-std=gnu11", "-fno-semantic-interposition"]
         extension.extra_compile_args += ["-Wall", "-Wno-deprecated-declarations", "-Wno-unused-function"]
-        extension.extra_link_args = [str(path) for path in reversed(copies)] + ["-Wl,-rpath,$ORIGIN/_ggml", "-ldl", "-lrt"]
+        extension.extra_link_args = [str(path) for path in reversed(copies)] + [
+            "-Wl,-rpath,$ORIGIN/_ggml",
+            "-ldl",
+            "-lrt",
+        ]
         super().run()
 
     def get_outputs(self) -> list[str]:

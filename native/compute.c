@@ -99,6 +99,11 @@ void kit_forked(void) {
     have_timer = false;
 }
 
+/* A live pool crashes inside ggml's own exit handlers; ours runs before them, after Python is gone. */
+__attribute__((destructor)) static void free_pool_at_exit(void) {
+    if (!kit_computing_frame) kit_pool_free();
+}
+
 static void *free_in_background(void *given) {
     ggml_threadpool_free(given);
     return NULL;

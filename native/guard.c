@@ -30,6 +30,7 @@ static void on_abort(const char *text) {
 void kit_guard_install(void) {
     ggml_abort_callback_t replaced = ggml_set_abort_callback(on_abort);
     if (replaced != on_abort) previous_callback = replaced;
+    kit_faults_install();
 }
 
 void kit_guard_set_exception(void *class_object) {

@@ -30,8 +30,11 @@ extern __thread char *kit_abort_text __attribute__((tls_model("initial-exec")));
 /* Leaves the innermost frame with `text` as the reason; never returns. */
 void kit_leave(const char *text) __attribute__((noreturn));
 
-/* Set by compute.c: what an abort does when it happens on a worker thread. True: handled elsewhere. */
+/* Set by workers.c: told of every abort first; on a worker thread it does not return. */
 extern void (*kit_worker_abort)(const char *text);
+
+/* Makes a read behind the end of a mapped file an abort: see faults.c. */
+void kit_faults_install(void);
 
 /* Tells the calling computation to end after the node it is at. */
 void kit_request_stop(void);

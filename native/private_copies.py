@@ -16,18 +16,24 @@ OURS = b"gkit"
 
 
 def copy_privately(libraries: Iterable[pathlib.Path], folder: pathlib.Path) -> list[pathlib.Path]:
-    """Write a renamed copy of each library into ``folder``; return the copies in the same order."""
+    """Write a renamed copy of each library into ``folder``; return the copies in the same order.
+
+    What else lay there is removed. A process that has the old copies loaded keeps them.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    for old in folder.glob("*.so*"):
+    copies = [_copy(library, folder) for library in libraries]
+    for old in set(folder.glob("*.so*")) - set(copies):
         old.unlink()
-    return [_copy(library, folder) for library in libraries]
+    return copies
 
 
 def _copy(library: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
     image = _NAME.sub(rb"lib" + OURS + rb"\2", library.read_bytes())
     soname = next((m.group().decode() for m in _OWN_NAME.finditer(image) if _is_own(m.group().decode(), library)), None)
     target = folder / (soname or library.name.replace("libggml", "libgkit", 1))
-    target.write_bytes(image)
+    partial = target.with_name(target.name + ".partial")
+    partial.write_bytes(image)
+    partial.replace(target)
     return target
 
 

@@ -26,6 +26,16 @@ static kit_watch_item *find(const kit_watch *watch, const struct ggml_tensor *te
     return NULL;
 }
 
+/* Python's own code is in no frame: a fault there is not ggml's, and must not be jumped out of. */
+static bool call_python(int call, void *user) {
+    if (!stage_function) return true;
+    kit_frame *frame = kit_frame_top;
+    kit_frame_top = NULL;
+    bool go_on = stage_function(call, user);
+    kit_frame_top = frame;
+    return go_on;
+}
+
 bool kit_watch_callback(struct ggml_tensor *tensor, bool ask, void *user) {
     kit_watch *watch = user;
     kit_watch_item *item = find(watch, tensor);
@@ -33,7 +43,7 @@ bool kit_watch_callback(struct ggml_tensor *tensor, bool ask, void *user) {
     if (!item) return true;
     watch->n_seen++;
     if (item->copy_to) ggml_backend_tensor_get(tensor, item->copy_to, 0, item->nbytes);
-    if (item->call >= 0 && stage_function && !stage_function(item->call, watch->user)) {
+    if (item->call >= 0 && !call_python(item->call, watch->user)) {
         watch->stop = true;
         kit_request_stop();
         return false;

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 from kit.core import ledger
 from kit.core.buffer import refuse_impossible
-from kit.core.compute import compute_graph, compute_scheduled, default_threads
+from kit.core.compute import compute_graph, compute_scheduled, default_threads, turn
 from kit.core.devices import device_handle, device_handles
 from kit.core.native import ffi, lib, text
-from kit.errors import ArgumentError, ClosedError, OutOfMemory
+from kit.errors import ArgumentError, BusyError, ClosedError, OutOfMemory
 
 if TYPE_CHECKING:
     from kit.core.graph import Graph
@@ -67,10 +67,12 @@ class Backend:
         """Give every node of ``graph`` its place in the compute buffers, unless it is the one that has it.
 
         Raises:
-            OutOfMemory: a device has no room; the scheduler is left empty.
+            OutOfMemory: a device has no room; the scheduler is left empty. BusyError: called by a computation of its own.
         """
-        if self.handles and self._state.current() is not graph:
-            self._state.allocate(graph)
+        with turn():
+            self._state.refuse_nested()
+            if self.handles and self._state.current() is not graph:
+                self._state.allocate(graph)
 
     def reserve(self, graph: Graph) -> None:
         """Grow the compute buffers to what ``graph`` needs, and leave them empty.
@@ -78,21 +80,25 @@ class Backend:
         Raises:
             OutOfMemory: a device has no room.
         """
-        if self.handles:
-            self._state.reserve(graph)
+        with turn():
+            self._state.refuse_nested()
+            if self.handles:
+                self._state.reserve(graph)
 
     def compute(self, graph: Graph, watch: Any = None) -> None:
         """Allocate and compute ``graph``; ``watch`` is a ``kit_watch *`` or None.
 
         Raises as `kit.core.compute.compute_scheduled`; after any of it the scheduler is empty and usable.
         """
-        self.allocate(graph)
-        self._state.compute(graph, watch)
+        with turn():
+            self.allocate(graph)
+            self._state.compute(graph, watch)
 
     def forget(self, graph: Graph) -> None:
         """Take ``graph`` off the scheduler, because it is about to be freed."""
-        if not self.closed and self._state.current() is graph:
-            self._state.reset()
+        with turn():
+            if not self.closed and self._state.current() is graph:
+                self._state.reset()
 
     @property
     def compute_nbytes(self) -> int:
@@ -101,9 +107,11 @@ class Backend:
 
     def close(self) -> None:
         """Close the contexts made on this backend, then the scheduler, then the devices."""
-        for child in list(self.children):
-            child.close()
-        self._finalizer()
+        with turn():
+            self._state.refuse_nested()
+            for child in list(self.children):
+                child.close()
+            self._finalizer()
 
     def __enter__(self) -> Self:
         return self
@@ -127,6 +135,7 @@ class _State:
         self.allocator: Any = None
         self.current: Callable[[], Graph | None] = _nothing
         self.number = 0
+        self.computing = False
         self.name = text(lib.ggml_backend_name(handles[0]))
         for handle in handles:
             if lib.ggml_backend_is_cpu(handle):
@@ -158,6 +167,7 @@ class _State:
 
     def compute(self, graph: Graph, watch: Any) -> None:
         done = False
+        self.computing = True
         try:
             if self.allocator is not None:
                 compute_graph(self.handles[-1], graph.handle, self.n_threads)
@@ -167,8 +177,17 @@ class _State:
                 compute_scheduled(self.scheduler, graph.handle, self.n_threads)
             done = True
         finally:
+            self.computing = False
             if not done:
                 self.reset()
+
+    def refuse_nested(self) -> None:
+        """Raise BusyError inside a computation of this backend: its scheduler's graph must stay where it is."""
+        if self.computing:
+            raise BusyError(
+                "the backend is in the middle of a computation, which called this function; "
+                "do it afterwards, or use another kit.Backend()"
+            )
 
     def _refuse_too_large(self, graph: Graph) -> None:
         """Ask ggml for the sizes of the compute buffers first: a promise of the system is not memory."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from kit.core import ledger
+from kit.core.compute import turn
 from kit.core.devices import available_memory
 from kit.core.native import ffi, lib, text
 from kit.errors import ArgumentError, ClosedError, OutOfMemory
@@ -45,7 +46,9 @@ class Buffer:
         handle = lib.ggml_backend_buft_alloc_buffer(buffer_type, nbytes)
         if handle == ffi.NULL:
             raise OutOfMemory(
-                f"{wanted} could not give {bytes_text(nbytes)} for {name} ({purpose} of {owner})", nbytes=nbytes, device=wanted
+                f"{wanted} could not give {bytes_text(nbytes)} for {name} ({purpose} of {owner})",
+                nbytes=nbytes,
+                device=wanted,
             )
         buffer = cls(handle, purpose=purpose, owner=owner, name=name)
         if buffer.buffer_type != wanted and nbytes:
@@ -59,14 +62,16 @@ class Buffer:
         Raises:
             ArgumentError: memory that is read-only, not contiguous, or not aligned as ggml needs it.
         """
-        view = memoryview(memory)
+        view = memoryview(cast(Any, memory))
         if view.readonly or not view.c_contiguous:
             raise ArgumentError(f"{name}: a buffer needs writable, contiguous memory")
         pointer = ffi.from_buffer("char[]", view, require_writable=True)
         address = int(ffi.cast("uintptr_t", pointer))
         alignment = int(lib.ggml_backend_buft_get_alignment(lib.ggml_backend_cpu_buffer_type()))
         if address % alignment:
-            raise ArgumentError(f"{name}: starts {address % alignment} bytes past a multiple of {alignment}; use aligned()")
+            raise ArgumentError(
+                f"{name}: starts {address % alignment} bytes past a multiple of {alignment}; use aligned()"
+            )
         handle = lib.ggml_backend_cpu_buffer_from_ptr(pointer, view.nbytes)
         return cls(handle, purpose="inputs", owner="application", name=name, holds=(view, pointer), nbytes=view.nbytes)
 
@@ -102,7 +107,8 @@ class Buffer:
 
     def close(self) -> None:
         """Give the memory back; a second call does nothing."""
-        self._finalizer()
+        with turn():
+            self._finalizer()
 
     def __enter__(self) -> Self:
         return self

@@ -6,8 +6,13 @@ of its own between two nodes does so on the same thread, inside the same turn.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
 import threading
+import time
+import weakref
+from collections.abc import Iterator
 from typing import Any
 
 from kit.core.native import lib
@@ -29,6 +34,16 @@ def default_threads() -> int:
     allowed = os.sched_getaffinity(0)
     cores = {_core_of(cpu) for cpu in allowed}
     return max(1, min(len(cores), _quota(len(allowed)), 16))
+
+
+@contextlib.contextmanager
+def turn() -> Iterator[None]:
+    """Hold the process's turn to compute: nobody else allocates, computes or frees in the meantime.
+
+    Whoever reads results out of a compute buffer holds it from before the computation until they are read.
+    """
+    with _turn:
+        yield
 
 
 def compute_scheduled(scheduler: Any, graph: Any, n_threads: int) -> None:
@@ -55,6 +70,22 @@ def interrupt() -> None:
     lib.kit_interrupt()
 
 
+def _shut_down() -> None:
+    """Stop the computation of a daemon thread, and keep the turn: what exit handlers free is then in nobody's use."""
+    global _ending
+    _ending = True
+    deadline = time.monotonic() + 10
+    while not (taken := _turn.acquire(timeout=0.05)) and time.monotonic() < deadline:
+        lib.kit_interrupt()
+    if taken:
+        lib.kit_pool_free()  # a live pool crashes inside ggml's own exit handlers
+
+
+_ending = False
+weakref.finalize(threading.current_thread(), int)  # weakref's exit handler is there from here on, so ours runs before
+atexit.register(_shut_down)
+
+
 def _ensure_pool(n_threads: int) -> None:
     if lib.kit_pool_threads() < n_threads and not lib.kit_pool_resize(n_threads):
         raise OutOfMemory(f"no thread pool of {n_threads} threads could be made")
@@ -64,6 +95,8 @@ def _check(status: int) -> None:
     if status == lib.GGML_STATUS_SUCCESS:
         return
     if status in (lib.GGML_STATUS_ABORTED, lib.KIT_STATUS_INTERRUPTED):
+        if _ending and threading.current_thread() is not threading.main_thread():
+            raise SystemExit("the interpreter is ending")  # a thread ends of it without a word
         raise KeyboardInterrupt("the computation was interrupted")
     if status == lib.GGML_STATUS_ALLOC_FAILED:
         raise OutOfMemory("ggml could not allocate what the graph needs")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from kit.core.backend import Backend
 from kit.core.buffer import Buffer, BufferSet
+from kit.core.compute import turn
 from kit.core.dtypes import DType, dtype_of
 from kit.core.native import ffi, lib
 from kit.core.pools import FIRST_SLOTS, TENSOR_OVERHEAD, Pools
@@ -53,8 +54,13 @@ class Core:
         self._finalizer = weakref.finalize(self, pools.free)
 
     def use(self, other: Core) -> None:
-        """Note that nodes of this context point into ``other``."""
-        self.depends[other] = other.generation
+        """Note that nodes of this context point into ``other``.
+
+        Raises:
+            ClosedError: older nodes point into a life of ``other`` that a reset has ended.
+        """
+        if self.depends.setdefault(other, other.generation) != other.generation:
+            raise self.dead(other.name, other.closed, f"part of context {self.name!r}")
 
     def check(self) -> None:
         """Raise ClosedError unless this context and all it points into are as they were."""
@@ -108,11 +114,12 @@ class Core:
 
     def reset(self) -> None:
         """End the life of all tensors; keep pools and their room, free the buffers."""
-        self._end_generation()
-        for buffer in self.buffers:
-            buffer.close()
-        self.buffers.clear()
-        self.pools.reset()
+        with turn():
+            self._end_generation()
+            for buffer in self.buffers:
+                buffer.close()
+            self.buffers.clear()
+            self.pools.reset()
 
     def detach(self) -> BufferSet:
         """End the context; hand its buffers over."""
@@ -125,12 +132,13 @@ class Core:
         """Free graphs, pools and buffers; a second call does nothing."""
         if self.closed:
             return
-        self.closed = True
-        self._end_generation()
-        for buffer in self.buffers:
-            buffer.close()
-        self.buffers.clear()
-        self._finalizer()
+        with turn():  # another thread may be computing with what is freed here
+            self.closed = True
+            self._end_generation()
+            for buffer in self.buffers:
+                buffer.close()
+            self.buffers.clear()
+            self._finalizer()
         if self._owned_backend is not None:
             self._owned_backend.close()
 
@@ -198,7 +206,9 @@ class Context:
         if policy == "no-alloc":
             self.freeze()
 
-    def tensor(self, shape: Sequence[int], dtype: str | DType | npt.DTypeLike = "f32", name: str | None = None) -> Tensor:
+    def tensor(
+        self, shape: Sequence[int], dtype: str | DType | npt.DTypeLike = "f32", name: str | None = None
+    ) -> Tensor:
         """Return a new tensor of ``shape`` (numpy order), without memory until it is set or computed with.
 
         Raises:
@@ -208,7 +218,9 @@ class Context:
         """
         return self._leaf(shape, dtype, name, self._purpose, is_input=False)
 
-    def input(self, shape: Sequence[int], dtype: str | DType | npt.DTypeLike = "f32", name: str | None = None) -> Tensor:
+    def input(
+        self, shape: Sequence[int], dtype: str | DType | npt.DTypeLike = "f32", name: str | None = None
+    ) -> Tensor:
         """Return a new tensor whose values come from outside at each computation, in ordinary host memory.
 
         Raises as `tensor`.
@@ -372,9 +384,10 @@ def check_shape(shape: Sequence[int], dtype: DType, what: str) -> tuple[int, ...
         ShapeError: see `Context.tensor`.
     """
     try:
-        extents = tuple(int(extent) for extent in ([shape] if np.isscalar(shape) else shape))
-        whole = all(int(extent) == extent for extent in ([shape] if np.isscalar(shape) else shape))
-    except (TypeError, ValueError):
+        given: list[Any] = [shape] if np.isscalar(shape) else list(shape)
+        extents = tuple(int(extent) for extent in given)
+        whole = all(int(extent) == extent for extent in given)
+    except (TypeError, ValueError, OverflowError):
         raise ShapeError(f"{what}: {shape!r} is no shape; give a tuple of integers") from None
     if not whole:
         raise ShapeError(f"{what}: {shape!r} is no shape; extents are integers")
@@ -404,12 +417,11 @@ def _place(items: Iterable[_Pending], buffer: Buffer) -> None:
 
 
 def _pools_over(memory: npt.NDArray[np.uint8], name: str) -> Pools:
-    view = memoryview(memory)
+    view = memoryview(cast(Any, memory))
     if view.readonly or not view.c_contiguous:
         raise ArgumentError("a pool needs writable, contiguous memory")
     pointer = ffi.from_buffer("char[]", view, require_writable=True)
     slots = (view.nbytes - 64) // TENSOR_OVERHEAD
     if slots < 1 or int(ffi.cast("uintptr_t", pointer)) % 16:
         raise ArgumentError(f"a pool needs at least {TENSOR_OVERHEAD + 64} bytes, aligned to 16; got {view.nbytes}")
-    pools = Pools(name, slots=slots, fixed=True, memory=pointer)
-    return pools
+    return Pools(name, slots=slots, fixed=True, memory=pointer)

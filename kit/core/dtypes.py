@@ -38,14 +38,14 @@ class DType:
 
 @cache
 def all_dtypes() -> dict[str, DType]:
-    """Return every element type this ggml has, by name."""
+    """Return every element type this ggml has, by its name in lower case."""
     found = {}
     for number in range(lib.GGML_TYPE_COUNT):
         traits = lib.ggml_get_type_traits(number)
         if traits.type_size == 0:
             continue  # an id ggml has retired
-        name = text(traits.type_name).lower()
-        found[name] = DType(name, number, int(traits.blck_size), int(traits.type_size), bool(traits.is_quantized))
+        name = text(traits.type_name)  # ggml writes q4_K; people may write q4_k
+        found[name.lower()] = DType(name, number, int(traits.blck_size), int(traits.type_size), bool(traits.is_quantized))
     return found
 
 
@@ -105,7 +105,7 @@ def _from_q8(raw: npt.NDArray[np.uint8], dtype: DType) -> npt.NDArray[np.float32
     Layout from ggml-common.h: q8_1 is a float16 scale, a float16 sum, 32 int8; q8_K is a float32
     scale, 256 int8, 16 int16 sums.
     """
-    if dtype.name not in ("q8_1", "q8_k"):
+    if dtype.name not in ("q8_1", "q8_K"):
         raise DTypeError(f"{dtype.name} cannot be read as float32: ggml has no conversion for it")
     scale, start = ("<f2", 4) if dtype.name == "q8_1" else ("<f4", 4)
     blocks = raw.reshape(-1, dtype.block_nbytes)
@@ -133,7 +133,9 @@ def from_array(values: npt.ArrayLike, dtype: DType, shape: tuple[int, ...], name
     rows = source.size // per_row if per_row else 0
     out = np.empty(dtype.nbytes(source.size), np.uint8)
     if dtype.quantized and lib.ggml_quantize_requires_imatrix(dtype.id):
-        raise DTypeError(f"{name}: {dtype.name} needs an importance matrix to quantize; use q4_K, iq4_nl or q2_K instead")
+        raise DTypeError(
+            f"{name}: {dtype.name} needs an importance matrix to quantize; use q4_K, iq4_nl or q2_K instead"
+        )
     floats = ffi.from_buffer("float[]", source)
     target = ffi.from_buffer("char[]", out, require_writable=True)
     if dtype.quantized:

@@ -149,6 +149,4 @@ class Metadata(NamedTable[Any]):
         if whole.isascii():
             plain = whole.decode("ascii")
             return [plain[start:stop] for start, stop in zip(starts, stops, strict=True)]
-        return [
-            whole[start:stop].decode("utf-8", "replace") for start, stop in zip(starts, stops, strict=True)
-        ]
+        return [whole[start:stop].decode("utf-8", "replace") for start, stop in zip(starts, stops, strict=True)]

@@ -147,9 +147,7 @@ class Source:
     def require_open(self) -> None:
         """Raise ClosedError after close()."""
         if self.closed:
-            raise ClosedError(
-                f"{path_text(self.path)}: this GGUFFile is closed; open it again with GGUFFile(path)"
-            )
+            raise ClosedError(f"{path_text(self.path)}: this GGUFFile is closed; open it again with GGUFFile(path)")
 
     def _open(self) -> int:
         try:
@@ -223,9 +221,7 @@ def _read_tables(path: pathlib.Path, spots: list[ValueSpot], n_dims: list[int], 
     tensors = ffi.new("struct ggml_context **")
     gguf = lib.gguf_init_from_file(os.fsencode(path), {"no_alloc": True, "ctx": tensors})
     if gguf == ffi.NULL:
-        raise GGUFError(
-            f"{path_text(path)}: ggml's reader refused the file, see its log; did it change just now?"
-        )
+        raise GGUFError(f"{path_text(path)}: ggml's reader refused the file, see its log; did it change just now?")
     try:
         if lib.gguf_get_n_kv(gguf) != len(spots) or lib.gguf_get_n_tensors(gguf) != len(n_dims):
             raise GGUFError(f"{path_text(path)}: the file changed while it was opened; open it again")

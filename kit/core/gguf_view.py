@@ -54,10 +54,7 @@ def text_of(source: Source, metadata: Metadata) -> str:
     lines += [f"  {label:<12} {value}" for label, value in _summary(source, metadata)]
     if source.closed:
         return "\n".join(lines)
-    keys = [
-        (key, metadata.type_text(key), _value(metadata, key, _TEXT_WIDTH))
-        for key in _first(metadata, _TEXT_KEYS)
-    ]
+    keys = [(key, metadata.type_text(key), _value(metadata, key, _TEXT_WIDTH)) for key in _first(metadata, _TEXT_KEYS)]
     lines += _block(f"metadata ({len(metadata)})", [(_safe(k, 44), t, v) for k, t, v in keys], len(metadata))
     folds = fold_tensors(header.tensors.values())
     rows = [
@@ -81,21 +78,16 @@ def html_of(source: Source, metadata: Metadata) -> str:
         parts.append(_details(f"metadata ({len(metadata)})", ["key", "type", "value"], rows, len(metadata)))
         folds = fold_tensors(header.tensors.values())
         blocks = [
-            (_safe(f.pattern, 200), str(f.count), f.dtype, f.ne, bytes_text(f.nbytes))
-            for f in folds[:_HTML_ROWS]
+            (_safe(f.pattern, 200), str(f.count), f.dtype, f.ne, bytes_text(f.nbytes)) for f in folds[:_HTML_ROWS]
         ]
-        parts.append(
-            _details(f"blocks ({len(folds)})", ["tensors", "count", "type", "ne", "size"], blocks, len(folds))
-        )
+        parts.append(_details(f"blocks ({len(folds)})", ["tensors", "count", "type", "ne", "size"], blocks, len(folds)))
         infos = list(header.tensors.values())
         table = [
             (_safe(i.name, 200), i.dtype, ne_text(i.ne), bytes_text(i.nbytes), str(i.offset))
             for i in infos[:_HTML_ROWS]
         ]
         parts.append(
-            _details(
-                f"tensors ({len(infos)})", ["tensor", "type", "ne", "size", "at byte"], table, len(infos)
-            )
+            _details(f"tensors ({len(infos)})", ["tensor", "type", "ne", "size", "at byte"], table, len(infos))
         )
     return "".join([*parts, "</div>"])
 
@@ -111,9 +103,7 @@ def _summary(source: Source, metadata: Metadata) -> list[tuple[str, str]]:
             if key in metadata:
                 rows.append((label, _value(metadata, key, _TEXT_WIDTH)))
     rows.append(("parameters", f"{count_text(sum(i.n_elements for i in infos))} in {len(infos)} tensors"))
-    rows.append(
-        ("types", types + (f", {len(shares) - _TEXT_TYPES} more" if len(shares) > _TEXT_TYPES else ""))
-    )
+    rows.append(("types", types + (f", {len(shares) - _TEXT_TYPES} more" if len(shares) > _TEXT_TYPES else "")))
     rows.append(
         (
             "file",
@@ -156,9 +146,7 @@ def _safe(value: str, width: int) -> str:
 
 def _block(title: str, rows: Sequence[Sequence[str]], total: int) -> list[str]:
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    lines = [
-        "    " + "  ".join(f"{c:<{w}}" for c, w in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
+    lines = ["    " + "  ".join(f"{c:<{w}}" for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
     more = [f"    … {total - len(rows)} more"] if total > len(rows) else []
     return [f"  {title}", *lines, *more]
 
@@ -166,8 +154,7 @@ def _block(title: str, rows: Sequence[Sequence[str]], total: int) -> list[str]:
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     heads = "".join(f'<th style="{_CELL}">{html.escape(cell)}</th>' for cell in head)
     body = "".join(
-        "<tr>" + "".join(f'<td style="{_CELL}">{html.escape(cell)}</td>' for cell in row) + "</tr>"
-        for row in rows
+        "<tr>" + "".join(f'<td style="{_CELL}">{html.escape(cell)}</td>' for cell in row) + "</tr>" for row in rows
     )
     return f'<table style="{_MONO}">{f"<tr>{heads}</tr>" if head else ""}{body}</table>'
 

@@ -161,7 +161,9 @@ class Graph:
             return
         buffer_type = self.backend.buffer_type(self.backend.devices[0] if len(self.backend.devices) == 1 else None)
         alignment = int(lib.ggml_backend_buft_get_alignment(buffer_type))
-        sizes = [-(-int(lib.ggml_backend_buft_get_alloc_size(buffer_type, t.p)) // alignment) * alignment for t in wanting]
+        sizes = [
+            -(-int(lib.ggml_backend_buft_get_alloc_size(buffer_type, t.p)) // alignment) * alignment for t in wanting
+        ]
         core = wanting[0].core
         buffer = Buffer.allocate(
             buffer_type, sum(sizes), purpose="compute", owner=core.name, name=f"outputs of {self.name}"
@@ -269,7 +271,9 @@ def _all_cores(outputs: Sequence[Tensor], backend: Backend) -> list[tuple[Core, 
             continue
         core.check()
         if core.backend is not backend:
-            raise ArgumentError(f"context {core.name!r} belongs to another backend; copy its values over with numpy() and set()")
+            raise ArgumentError(
+                f"context {core.name!r} belongs to another backend; copy its values over with numpy() and set()"
+            )
         found[core] = core.generation
         stack += core.depends
     return list(found.items())

@@ -36,7 +36,7 @@ class Resource:
 
 _live: dict[int, Resource] = {}
 _numbers = itertools.count(1)
-_lock = threading.Lock()
+_lock = threading.RLock()  # a finalizer may run inside any of these functions, on the same thread
 
 
 def opened(resource: Resource) -> int:
@@ -63,4 +63,4 @@ def changed(number: int, resource: Resource) -> None:
 def live() -> list[Resource]:
     """Return what is open now, oldest first."""
     with _lock:
-        return [_live[number] for number in sorted(_live)]
+        return [resource for _, resource in sorted(_live.items(), key=lambda item: item[0])]

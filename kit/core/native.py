@@ -49,6 +49,7 @@ def _load() -> tuple[Any, Any]:
 
 ffi, lib = _load()
 
+
 def _log_failed(kind: Any, value: Any, trace: Any) -> None:
     return None  # nothing useful can be done with an error inside logging on ggml's thread
 
@@ -65,20 +66,21 @@ def kit_on_stage(call: int, user: Any) -> bool:
     return bool(ffi.from_handle(user).called(call))
 
 
-def _shut_down() -> None:
-    lib.ggml_log_set(lib.kit_log_silent, ffi.NULL)
-    lib.kit_pool_free()  # a live pool at exit is a crash inside ggml's destructors
+def _silence() -> None:
+    lib.ggml_log_set(lib.kit_log_silent, ffi.NULL)  # Python's logging is about to go
 
 
 def _install() -> None:
     lib.kit_guard_set_exception(ffi.cast("void *", id(GgmlAbort)))
     lib.kit_guard_install()
     if lib.kit_workers_install() == 0:
-        log.warning("this ggml makes its threads without pthread_create (OpenMP?): an abort on a worker ends the process")
+        log.warning(
+            "this ggml makes its threads without pthread_create (OpenMP?): an abort on a worker ends the process"
+        )
     lib.ggml_log_set(lib.kit_on_log, ffi.NULL)
     lib.kit_watch_set_function(lib.kit_on_stage)
     os.register_at_fork(after_in_child=lib.kit_forked)
-    atexit.register(_shut_down)
+    atexit.register(_silence)
 
 
 _install()

@@ -77,7 +77,8 @@ class Pools:
                 return
         if self.fixed:
             raise ContextError(
-                f"context {self.name!r} is fixed at {self.slots} tensors and full; reset() it, or let it grow (fixed=False)"
+                f"context {self.name!r} is fixed at {self.slots} tensors and full; reset() it, "
+                "or let it grow (policy='grow')"
             )
         if self.frozen:
             raise ContextError(f"context {self.name!r} may not allocate any more and is full; reset() it")

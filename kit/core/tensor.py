@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -52,7 +53,9 @@ class Tensor:
         return self._p
 
     def _dead(self) -> ClosedError:
-        return self._core.dead(self._core.name, self._core.closed, f"tensor {self._name!r}" if self._name else "a tensor")
+        return self._core.dead(
+            self._core.name, self._core.closed, f"tensor {self._name!r}" if self._name else "a tensor"
+        )
 
     @property
     def core(self) -> Core:
@@ -190,7 +193,7 @@ class Tensor:
             raise ShapeError(f"{self.label} has {self.size} elements; item() needs exactly one")
         return self.numpy().reshape(-1)[0].item()  # type: ignore[no-any-return]
 
-    def __array__(self, dtype: npt.DTypeLike = None, copy: bool | None = None) -> npt.NDArray[Any]:
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
         values = self.numpy()
         return values if dtype is None else values.astype(dtype)
 
@@ -206,20 +209,16 @@ class Tensor:
     @property
     def T(self) -> Tensor:  # noqa: N802 - numpy's name
         """A view with all axes reversed for 2 axes, the last two exchanged for more; one axis stays as it is."""
-        from kit.core import ops
-
         if self.ndim == 1:
             return self
         if self._base is not None and self.op == "TRANSPOSE":
             return self._base
-        return ops.transpose(self)
+        return (_ops or _load_ops()).transpose(self)  # type: ignore[no-any-return]
 
     def reshape(self, *shape: Any) -> Tensor:
         """A view of another shape (numpy order), one extent may be -1."""
-        from kit.core import ops
-
         wanted = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
-        return ops.reshape(self, wanted)
+        return (_ops or _load_ops()).reshape(self, wanted)  # type: ignore[no-any-return]
 
     def __getitem__(self, key: Any) -> Tensor:
         from kit.core.slicing import slice_view
@@ -227,40 +226,44 @@ class Tensor:
         return slice_view(self, key)
 
     def __add__(self, other: Any) -> Tensor:
+        if type(other) is Tensor:
+            return (_ops or _load_ops()).add(self, other)  # type: ignore[no-any-return]
         return _operate("add", self, other)
 
     def __radd__(self, other: Any) -> Tensor:
         return _operate("add", self, other)
 
     def __sub__(self, other: Any) -> Tensor:
+        if type(other) is Tensor:
+            return (_ops or _load_ops()).sub(self, other)  # type: ignore[no-any-return]
         return _operate("sub", self, other)
 
     def __rsub__(self, other: Any) -> Tensor:
-        return _operate("add", _operate("mul", self, -1.0), other)
+        if not isinstance(other, _NUMBERS):
+            return NotImplemented
+        return (_ops or _load_ops()).scale(self, -1.0, other)  # type: ignore[no-any-return]
 
     def __mul__(self, other: Any) -> Tensor:
+        if type(other) is Tensor:
+            return (_ops or _load_ops()).mul(self, other)  # type: ignore[no-any-return]
         return _operate("mul", self, other)
 
     def __rmul__(self, other: Any) -> Tensor:
         return _operate("mul", self, other)
 
     def __truediv__(self, other: Any) -> Tensor:
+        if type(other) is Tensor:
+            return (_ops or _load_ops()).div(self, other)  # type: ignore[no-any-return]
         return _operate("div", self, other)
 
     def __neg__(self) -> Tensor:
-        from kit.core import ops
-
-        return ops.neg(self)
+        return (_ops or _load_ops()).neg(self)  # type: ignore[no-any-return]
 
     def __abs__(self) -> Tensor:
-        from kit.core import ops
-
-        return ops.abs(self)
+        return (_ops or _load_ops()).abs(self)  # type: ignore[no-any-return]
 
     def __matmul__(self, other: Any) -> Tensor:
-        from kit.core import ops
-
-        return ops.matmul(self, other)
+        return (_ops or _load_ops()).matmul(self, other)  # type: ignore[no-any-return]
 
     def __repr__(self) -> str:
         if self._generation != self._core.generation:
@@ -269,11 +272,21 @@ class Tensor:
         return f"Tensor({self.name!r}, shape {shape_text(self.shape)}, {self.dtype}{made})"
 
 
-def _operate(name: str, left: Tensor, right: Any) -> Tensor:
-    from kit.core import ops
+_NUMBERS = (bool, int, float, np.integer, np.floating)
+_ops: Any = None
 
-    if isinstance(right, (bool, int, float, np.integer, np.floating)):
-        return ops.with_number(name, left, float(right))
+
+def _load_ops() -> Any:
+    """Bind kit.core.ops, which itself needs this module, at the first use of an operator."""
+    global _ops
+    _ops = importlib.import_module("kit.core.ops")
+    return _ops
+
+
+def _operate(name: str, left: Tensor, right: Any) -> Tensor:
+    ops = _ops or _load_ops()
+    if isinstance(right, _NUMBERS):
+        return ops.with_number(name, left, right)  # type: ignore[no-any-return]
     if not isinstance(right, Tensor):
         return NotImplemented  # type: ignore[no-any-return]
     return getattr(ops, name)(left, right)  # type: ignore[no-any-return]

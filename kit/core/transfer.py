@@ -40,7 +40,8 @@ def write(tensor: Tensor, values: npt.ArrayLike) -> None:
         array = np.broadcast_to(array, tensor.shape)
     if array.shape != tensor.shape:
         raise ShapeError(
-            f"{tensor.name or 'the tensor'} has shape {shape_text(tensor.shape)}, the values given {shape_text(array.shape)}"
+            f"{tensor.name or 'the tensor'} has shape {shape_text(tensor.shape)}, "
+            f"the values given {shape_text(array.shape)}"
         )
     bytes_ = from_array(array, dtype, tensor.shape, tensor.label)
     if not lib.ggml_is_contiguous(raw):

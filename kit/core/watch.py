@@ -2,8 +2,8 @@
 
 The trip of a change: (1) ggml's scheduler computes up to the watched node and synchronizes; (2) it calls
 native/watch.c on the thread that called compute; (3) that calls `kit_on_stage`, which takes the GIL and
-runs the function; (4) what the function raises is kept, the computation is told to stop, and `Watch.check`
-raises it again once compute has returned.
+runs the function; (4) what the function raises is kept, the computation is told to stop, and `Watch.compute`
+raises it again once ggml has returned.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kit.core.graph import Graph
 from kit.core.native import ffi
 from kit.core.tensor import Tensor
 
@@ -29,7 +30,7 @@ class Watched:
 
 
 class Watch:
-    """Watched nodes of one computation: ``backend.compute(graph, watch.handle)``, then `check`."""
+    """Watched nodes of one computation."""
 
     def __init__(self, watched: Sequence[Watched]) -> None:
         ordered = sorted(watched, key=lambda w: w.tensor.address)
@@ -62,8 +63,13 @@ class Watch:
             return False
         return True
 
-    def check(self) -> None:
-        """Raise what a function raised."""
-        if self._error is not None:
-            error, self._error = self._error, None
+    def compute(self, graph: Graph) -> None:
+        """Compute ``graph`` under this watch; raises as `Backend.compute`, and what a function raised, as it is."""
+        stopped: KeyboardInterrupt | None = None
+        try:
+            graph.backend.compute(graph, self.handle)
+        except KeyboardInterrupt as interrupt:  # also how a function's error ends the computation
+            stopped = interrupt
+        error, self._error = self._error or stopped, None
+        if error is not None:
             raise error

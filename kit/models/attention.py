@@ -57,7 +57,7 @@ def attend(kind: Kind, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, n_
     ``keys`` is (cells, kv_heads * head_dim); ``values`` too, or (kv_heads, head_dim, cells) for ``permuted``.
     ``mask`` is (tokens, n_kv), added to the scaled scores: f16 for flash, f32 otherwise.
     """
-    n_tokens, n_head, head_dim = q.shape
+    head_dim = q.shape[-1]
     scale = head_dim**-0.5
     k = ops.permute(keys[:n_kv].reshape(n_kv, n_head_kv, head_dim), (1, 0, 2))  # (kv_heads, n_kv, head_dim)
     q = ops.permute(q, (1, 0, 2))  # (heads, tokens, head_dim)

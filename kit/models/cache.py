@@ -53,15 +53,17 @@ class KVCache:
         free = self.n_ctx - self.n_used
         if n_tokens > free:
             raise CacheFull(
-                f"{n_tokens} tokens do not fit: the cache holds n_ctx={self.n_ctx}, {self.n_used} are used, {free} free; "
-                "reset() it, or open a session with a larger n_ctx"
+                f"{n_tokens} tokens do not fit: the cache holds n_ctx={self.n_ctx}, {self.n_used} are used, "
+                f"{free} free; reset() it, or open a session with a larger n_ctx"
             )
 
     def attended(self, n_tokens: int) -> int:
         """Cells a pass over ``n_tokens`` more tokens attends to, padded."""
         return min(-(-(self.n_used + n_tokens) // PAD) * PAD, self.n_cells)
 
-    def write(self, layer: int, k: Tensor, v: Tensor, cells: Tensor, value_cells: Tensor | None) -> tuple[Tensor, Tensor]:
+    def write(
+        self, layer: int, k: Tensor, v: Tensor, cells: Tensor, value_cells: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """Return the cache's tensors after ``k``, ``v`` (tokens, kv_heads * head_dim) are written at ``cells``."""
         keys = ops.set_rows(self.k[layer], k, cells)
         if value_cells is None:

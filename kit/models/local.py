@@ -52,13 +52,9 @@ def places() -> list[Place]:
     home = Path.home()
     cache = _environment_folder("XDG_CACHE_HOME") or home / ".cache"
     hf_home = _environment_folder("HF_HOME") or cache / "huggingface"
-    hub = (
-        _environment_folder("HF_HUB_CACHE") or _environment_folder("HUGGINGFACE_HUB_CACHE") or hf_home / "hub"
-    )
+    hub = _environment_folder("HF_HUB_CACHE") or _environment_folder("HUGGINGFACE_HUB_CACHE") or hf_home / "hub"
     ollama = _environment_folder("OLLAMA_MODELS")
-    ollama_places = (
-        [ollama] if ollama else [home / ".ollama/models", Path("/usr/share/ollama/.ollama/models")]
-    )
+    ollama_places = [ollama] if ollama else [home / ".ollama/models", Path("/usr/share/ollama/.ollama/models")]
     return [
         Place("kit", cache_folder() / "models", _scan_files),
         Place("huggingface", hub, _scan_hub),
@@ -148,9 +144,7 @@ def _model_digest(manifest: Path) -> str | None:
     try:
         layers = json.loads(manifest.read_bytes())["layers"]
         digests = [
-            layer["digest"]
-            for layer in layers
-            if layer.get("mediaType") == "application/vnd.ollama.image.model"
+            layer["digest"] for layer in layers if layer.get("mediaType") == "application/vnd.ollama.image.model"
         ]
         match = re.fullmatch("sha256[:-]([0-9a-f]{64})", digests[0])
     except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):

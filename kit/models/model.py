@@ -6,14 +6,14 @@ import os
 import weakref
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Self
+from typing import Self, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from kit.core.backend import Backend
 from kit.core.gguf import GGUFFile
-from kit.errors import ArgumentError, ClosedError, UnsupportedModel
+from kit.errors import ArgumentError, ClosedError, GGUFError, UnsupportedModel
 from kit.models.config import LlamaConfig
 from kit.models.layout import check_tensors
 from kit.models.lens import Lens, top_entries
@@ -35,13 +35,14 @@ class Model:
         OutOfMemory: no room for the weights.
     """
 
-    def __init__(self, file: GGUFFile, backend: Backend | None, *, use_mmap: bool, progress: bool, n_threads: int | None) -> None:
+    def __init__(
+        self, file: GGUFFile, backend: Backend | None, *, use_mmap: bool, progress: bool, n_threads: int | None
+    ) -> None:
         self.path = file.path
         self.config = LlamaConfig.from_gguf(file)
         check_tensors(file, self.config)
         self._owned = Backend(n_threads=n_threads) if backend is None else None
-        self.backend = backend if backend is not None else self._owned
-        assert self.backend is not None
+        self.backend: Backend = backend or cast(Backend, self._owned)
         self._file = file
         self._lens: Lens | None = None
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
@@ -71,8 +72,8 @@ class Model:
         """
         self._require_open()
         size = n_ctx if n_ctx is not None else min(DEFAULT_CTX, self.config.n_ctx_train)
-        if size < 1 or n_batch < 1:
-            raise ArgumentError(f"n_ctx is {size} and n_batch {n_batch}; both must be at least 1")
+        if not _is_count(size) or not _is_count(n_batch):
+            raise ArgumentError(f"n_ctx is {size} and n_batch {n_batch}; both must be whole numbers from 1")
         session = Session(self, size, n_batch, flash_attn)
         self._sessions.add(session)
         return session
@@ -86,7 +87,6 @@ class Model:
         """Return the logits (rows, n_vocab) of ``residual`` through the model's own norm and output."""
         self._require_open()
         if self._lens is None:
-            assert self.backend is not None
             self._lens = Lens(self.backend, self.config, self.weights)
         return self._lens.logits(residual)
 
@@ -94,7 +94,7 @@ class Model:
         """Return the printable text of each token; empty where the file has no vocabulary."""
         try:
             return tuple(self.tokenizer.token(token) for token in ids)
-        except UnsupportedModel:
+        except (ArgumentError, GGUFError, UnsupportedModel):
             return ()
 
     @property
@@ -130,9 +130,13 @@ class Model:
             return f"Model({self.config.name!r}, closed)"
         c = self.config
         return (
-            f"Model({c.name!r}: {c.architecture}, {c.n_layer} blocks, n_embd {c.n_embd}, {c.n_head}/{c.n_head_kv} heads, "
-            f"vocabulary {c.n_vocab}, weights {bytes_text(self.weights.nbytes)})"
+            f"Model({c.name!r}: {c.architecture}, {c.n_layer} blocks, n_embd {c.n_embd}, "
+            f"{c.n_head}/{c.n_head_kv} heads, vocabulary {c.n_vocab}, weights {bytes_text(self.weights.nbytes)})"
         )
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def load(

@@ -48,7 +48,9 @@ class Batch:
 class BuiltPass:
     """A graph, its stages, and numpy views straight into the memory of its inputs."""
 
-    def __init__(self, key: PassKey, context: Context, stages: Sequence[Stage], logits: Tensor, inputs: PassInputs) -> None:
+    def __init__(
+        self, key: PassKey, context: Context, stages: Sequence[Stage], logits: Tensor, inputs: PassInputs
+    ) -> None:
         self.key = key
         self.context = context
         self.stages = {stage.name: stage for stage in stages}

@@ -76,6 +76,12 @@ class Run(Mapping[str, npt.NDArray[np.float32]]):
             raise UnknownStage("no residual was kept; run(..., keep=['blk.*.resid'])")
         return [self._lens(value, k) for value in kept]
 
+    def view(self) -> Any:
+        """Return a `kit.views.RunView`: the logit lens and attention of what was kept, or the likeliest next tokens."""
+        from kit.views import view  # the one look upwards: views know runs, runs only know where they are drawn
+
+        return view(self)
+
     def text(self) -> str:
         """Return a line per kept stage."""
         lines = [repr(self)]

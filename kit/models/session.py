@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import operator
+import reprlib
 import threading
 import time
 import weakref
@@ -14,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kit.core import transfer
+from kit.core.compute import turn
 from kit.core.context import Context
 from kit.core.tensor import Tensor
 from kit.core.watch import Watch, Watched
@@ -147,21 +150,20 @@ class Session:
             KeyboardInterrupt: stopped; the session is as before the call.
         """
         ids = self._ids(prompt)
+        if logits not in ("all", "last"):
+            raise ArgumentError(f"logits is {logits!r}; give 'all' or 'last'")
         kept = match_stages([keep] if isinstance(keep, str) else keep, self.model.config.n_layer)
         patches = self._patches(patch or {})
         with self.working():
             self._end_walk()
-            ids, skipped = [*self._unseen, *ids], len(self._unseen)
-            self.cache.room_for(len(ids))
+            self._catch_up(len(ids))
             started = time.perf_counter_ns()
             if kept or patches:
                 rows, values = self._observed(ids, kept, patches, logits)
             else:
                 rows, values = self._plain(ids, logits), {}
             self._seen(ids)
-        if skipped and logits == "all":
-            rows = rows[skipped:]
-        return self._record(ids[skipped:], rows, values, time.perf_counter_ns() - started)
+        return self._record(ids, rows, values, time.perf_counter_ns() - started)
 
     def steps(self, prompt: Prompt, *, level: Level = "stage") -> Walk:
         """Return an iterator that pauses after each named stage of one pass over ``prompt``.
@@ -177,8 +179,7 @@ class Session:
         ids = self._ids(prompt)
         with self.working():
             self._end_walk()
-            ids = [*self._unseen, *ids]
-            self.cache.room_for(len(ids))
+            self._catch_up(len(ids))
             built = self._passes.build(self._key(len(ids), len(ids), looked_at=True), apart=True)
             try:
                 self._walk = Walk(self, built, self._batch(ids, len(ids)), level)
@@ -228,29 +229,45 @@ class Session:
             self._lock.release()
 
     def next_logits(self, ids: list[int]) -> npt.NDArray[np.float32]:
-        """Run ``ids`` and return the logits after the last, (n_vocab,); for generation."""
+        """Run what is not in the cache yet, then ``ids``; return the logits after the last, (n_vocab,).
+
+        Where there is nothing new, the last token is run once more, in the cell it has.
+        """
         with self.working():
             self._end_walk()
             ids = [*self._unseen, *ids]
             self.cache.room_for(len(ids))
-            row = self._plain(ids, "last")[-1]
+            rows = self._plain(ids, "last") if ids else self._last_again()
             self._seen(ids)
+        row: npt.NDArray[np.float32] = rows[-1]
         return row
+
+    def _last_again(self) -> npt.NDArray[np.float32]:
+        if not self._tokens:
+            raise ArgumentError("there is nothing to continue: the session was reset; give a prompt")
+        self.cache.n_used -= 1
+        try:
+            return self._plain(self._tokens[-1:], "last")
+        finally:
+            self.cache.n_used += 1
 
     def promise(self, token: int) -> None:
         """Note a token that was given out and is not in the cache yet; the next pass starts with it."""
         self._unseen.append(token)
-
-    def take_back(self) -> list[int]:
-        """Take the last token out of the cache, to run it again for its logits."""
-        self.cache.n_used -= 1
-        return [self._tokens.pop()]
 
     def walked(self, batch: Batch, logits: npt.NDArray[np.float32], again: bool = False) -> None:
         """Take over the result of a completed walk."""
         if not again:
             self._seen([int(token) for token in batch.tokens])
         self._record([int(token) for token in batch.tokens], np.array(logits), {}, 0)
+
+    def _catch_up(self, n_tokens: int) -> None:
+        """Run the token given out last, so that the next pass is over its own ``n_tokens`` alone."""
+        self.cache.room_for(len(self._unseen) + n_tokens)
+        if self._unseen:
+            unseen = list(self._unseen)
+            self._plain(unseen, "last")
+            self._seen(unseen)
 
     def _plain(self, ids: list[int], logits: str) -> npt.NDArray[np.float32]:
         """Run ``ids`` in batches; later batches see earlier ones, and only success moves the session on."""
@@ -263,9 +280,10 @@ class Session:
                 n_out = len(part) if logits == "all" else 1
                 built = self._passes.get(self._key(len(part), n_out))
                 built.fill(self._batch(part, n_out), self.cache)
-                self.model.backend.compute(built.graph)
-                if logits == "all" or last:
-                    rows.append(transfer.read(built.logits))
+                with turn():  # until the logits are read, nobody else may use the compute buffer
+                    self.model.backend.compute(built.graph)
+                    if logits == "all" or last:
+                        rows.append(transfer.read(built.logits))
                 self.cache.n_used += len(part)
         finally:
             self.cache.n_used = before
@@ -282,18 +300,14 @@ class Session:
         built.fill(self._batch(ids, n_out), self.cache)
         flat = {name: np.empty(built.stages[name].shape, np.float32) for name in kept}
         watched = [self._watched(built, name, flat.get(name), patches.get(name)) for name in sorted(wanted)]
-        watch = Watch(watched)
-        try:
-            self.model.backend.compute(built.graph, watch.handle)
-        finally:
-            watch.check()
+        with turn():
+            Watch(watched).compute(built.graph)
+            rows = transfer.read(built.logits)
         values = {name: np.ascontiguousarray(built.stages[name].show(value)) for name, value in flat.items()}
-        return transfer.read(built.logits), values
+        return rows, values
 
     @staticmethod
-    def _watched(
-        built: BuiltPass, name: str, copy_to: npt.NDArray[np.float32] | None, patch: Patch | None
-    ) -> Watched:
+    def _watched(built: BuiltPass, name: str, copy_to: npt.NDArray[np.float32] | None, patch: Patch | None) -> Watched:
         stage = built.stages[name]
         if patch is None:
             return Watched(stage.tensor, copy_to=copy_to)
@@ -311,7 +325,7 @@ class Session:
         found: dict[str, Patch] = {}
         for pattern, change in patch.items():
             function = change if callable(change) else _constant(np.asarray(change, np.float32))
-            found.update({name: function for name in match_stages([pattern], self.model.config.n_layer)})
+            found.update(dict.fromkeys(match_stages([pattern], self.model.config.n_layer), function))
         return found
 
     def _key(self, n_tokens: int, n_out: int, looked_at: bool = False, scores: bool = False) -> PassKey:
@@ -329,7 +343,7 @@ class Session:
             at_start = not self._tokens and not self._unseen
             ids = self.tokenizer.encode(prompt, add_special=at_start)
         else:
-            ids = [int(token) for token in prompt]
+            ids = _whole_numbers(prompt)
         if not ids:
             raise ArgumentError("the prompt has no tokens; give some text or token ids")
         n_vocab = self.model.config.n_vocab
@@ -371,6 +385,13 @@ class Session:
             f"Session({self.model.config.name}: {self.n_past} of {self.n_ctx} tokens, {self.attention}, "
             f"cache {bytes_text(self.cache.nbytes)}{walk})"
         )
+
+
+def _whole_numbers(prompt: Sequence[int]) -> list[int]:
+    if not isinstance(prompt, (bytes, bytearray)):
+        with contextlib.suppress(TypeError):
+            return [operator.index(token) for token in prompt]
+    raise ArgumentError(f"the prompt is {reprlib.repr(prompt)}; give text, or token ids as whole numbers")
 
 
 def _constant(array: npt.NDArray[np.float32]) -> Patch:

@@ -93,7 +93,8 @@ class Stage:
         array = np.asarray(value, np.float32)
         if array.shape != self.seen_shape:
             raise ShapeError(
-                f"{what} of stage {self.name!r} has shape {shape_text(array.shape)}; it must be {shape_text(self.seen_shape)}"
+                f"{what} of stage {self.name!r} has shape {shape_text(array.shape)}; "
+                f"it must be {shape_text(self.seen_shape)}"
             )
         if self.n_seen is None:
             return np.ascontiguousarray(array)

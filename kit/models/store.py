@@ -94,9 +94,7 @@ def _no_such_file(path: Path) -> str:
     except OSError:
         return f"there is no file {path}; its folder {path.parent} is not there or cannot be read"
     near = difflib.get_close_matches(path.name, beside, _N_NEAR, 0.5)
-    return f"there is no file {path}; " + (
-        f"near names there: {', '.join(near)}" if near else "check the path"
-    )
+    return f"there is no file {path}; " + (f"near names there: {', '.join(near)}" if near else "check the path")
 
 
 def _nothing_found(name: str, models: list[LocalModel]) -> str:

@@ -91,9 +91,7 @@ class Vocabulary:
         spm = kind == "llama"
         pre_name = read.text("pre", "default")
         if not spm and pre_name not in PRE_TOKENIZERS:
-            raise UnsupportedModel(
-                f"{source}: {KEY}pre is {pre_name!r}; kit knows {', '.join(sorted(PRE_TOKENIZERS))}"
-            )
+            raise UnsupportedModel(f"{source}: {KEY}pre is {pre_name!r}; kit knows {', '.join(sorted(PRE_TOKENIZERS))}")
         pre = PRE_TOKENIZERS["default" if spm else pre_name]
         tokens = tuple(token or f"[EMPTY_{i}]" for i, token in enumerate(read.texts("tokens")))
         ids = {token: i for i, token in enumerate(tokens)}
@@ -128,9 +126,7 @@ class Vocabulary:
         )
 
 
-def _find_ends(
-    ids: Mapping[str, int], types: npt.NDArray[np.int32], ends: list[int | None]
-) -> frozenset[int]:
+def _find_ends(ids: Mapping[str, int], types: npt.NDArray[np.int32], ends: list[int | None]) -> frozenset[int]:
     """Ids that end a generation; tokens known by name become control tokens, as llama.cpp does."""
     named = {ids[name] for name in _END_NAMES if name in ids}
     types[list(named)] = TokenType.CONTROL

@@ -7,7 +7,7 @@ be left and resumed, and edits made at a pause are what the rest of the pass see
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -81,7 +81,9 @@ class Step:
 
     def _require_here(self, doing: str) -> None:
         if not self._walk.stands_at(self):
-            raise NotComputedError(f"the walk has moved on from {self.name!r}; {doing} step.value while it stands there")
+            raise NotComputedError(
+                f"the walk has moved on from {self.name!r}; {doing} step.value while it stands there"
+            )
 
     def __repr__(self) -> str:
         return f"Step({self.name!r}, {shape_text(self.shape)}, {time_text(self.time_ns)})"
@@ -122,14 +124,20 @@ class Walk(Iterator[Step]):
 
     def __next__(self) -> Step:
         if self._closed and not self._done:
-            raise ClosedError("this walk was ended: the session ran or reset something else; start new steps()")
+            raise ClosedError(
+                "this walk was ended: it was interrupted, or the session ran or reset something else; start new steps()"
+            )
         if self._next == len(self._route):
             self.close()
             raise StopIteration
         end, stage = self._route[self._next]
         started = time.perf_counter_ns()
         with self._session.working():
-            self._apart.compute(self._node, end + 1)
+            try:
+                self._apart.compute(self._node, end + 1)
+            except BaseException:
+                self.close()  # a node cut short may have overwritten what it reads
+                raise
         self._node = end + 1
         self._next += 1
         self._step = Step(self, stage, time.perf_counter_ns() - started)
@@ -164,8 +172,8 @@ class Walk(Iterator[Step]):
             return top_entries(value[-1], k, model.tokenizer)
         if value.ndim != 2 or value.shape[-1] != model.config.n_embd or name == "norm":
             raise ArgumentError(
-                f"the lens looks through stages of the residual stream (tokens, {model.config.n_embd}); {name!r} is none: "
-                "use embed, blk.*.resid_mid, blk.*.resid, or logits"
+                f"the lens looks through stages of the residual stream (tokens, {model.config.n_embd}); "
+                f"{name!r} is none: use embed, blk.*.resid_mid, blk.*.resid, or logits"
             )
         return model.lens(value[-1:], k)[0]
 
@@ -190,6 +198,3 @@ def refuse_reentry(busy: bool, what: str) -> None:
     """Raise BusyError when the session is in the middle of a pass."""
     if busy:
         raise BusyError(f"the session is in the middle of a pass; {what} after it, or use another session")
-
-
-Function = Callable[[npt.NDArray[np.float32]], "npt.ArrayLike | None"]

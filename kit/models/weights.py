@@ -112,7 +112,9 @@ class _Mapping:
         handle_ = lib.ggml_backend_cpu_buffer_from_ptr(ffi.cast("void *", pointer), file.nbytes)
         lib.ggml_backend_buffer_set_usage(handle_, lib.GGML_BACKEND_BUFFER_USAGE_WEIGHTS)
         self._number = ledger.opened(ledger.Resource("mapping", file.nbytes, name, "weights", "weights", "mapped file"))
-        self.buffer = Buffer(handle_, purpose="weights", owner="weights", name=f"over the mapping of {name}", holds=pointer)
+        self.buffer = Buffer(
+            handle_, purpose="weights", owner="weights", name=f"over the mapping of {name}", holds=pointer
+        )
 
     def close(self) -> None:
         self.buffer.close()
@@ -147,7 +149,9 @@ def _read_all(file: GGUFFile, parts: list[_Part], progress: bool) -> None:
     share = -(-len(parts) // readers)
     with (
         ThreadPoolExecutor(readers, thread_name_prefix="kit-read") as pool,
-        tqdm(total=sum(p.nbytes for p in parts), unit="B", unit_scale=True, desc=file.path.name, disable=not progress) as bar,
+        tqdm(
+            total=sum(p.nbytes for p in parts), unit="B", unit_scale=True, desc=file.path.name, disable=not progress
+        ) as bar,
     ):
         lock = threading.Lock()
 
@@ -156,7 +160,8 @@ def _read_all(file: GGUFFile, parts: list[_Part], progress: bool) -> None:
                 bar.update(nbytes)
 
         futures = [
-            pool.submit(_read_share, file.path, parts[i : i + share], stop, advance) for i in range(0, len(parts), share)
+            pool.submit(_read_share, file.path, parts[i : i + share], stop, advance)
+            for i in range(0, len(parts), share)
         ]
         try:
             _wait(futures)

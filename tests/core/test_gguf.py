@@ -41,9 +41,7 @@ QUANTIZED = [
 ]
 
 
-def write(
-    path: pathlib.Path, values: dict[str, Any], tensors: dict[str, Any], architecture: str = "llama"
-) -> GGUFFile:
+def write(path: pathlib.Path, values: dict[str, Any], tensors: dict[str, Any], architecture: str = "llama") -> GGUFFile:
     """Write with the gguf package (a tensor is an array or a (bytes, type) pair) and open with kit."""
     writer = gguf.GGUFWriter(str(path), architecture)
     for key, (method, value) in values.items():

@@ -305,9 +305,7 @@ def opens(path: pathlib.Path) -> bool:
     except GGUFError:
         return False
     assert dict(file.metadata.items()).keys() == set(file.metadata)
-    assert all(
-        file.read(name).shape == info.shape for name, info in file.tensors.items() if info.dtype != "q8_1"
-    )
+    assert all(file.read(name).shape == info.shape for name, info in file.tensors.items() if info.dtype != "q8_1")
     assert len(file.text().splitlines()) < 40
     file.html()
     reader = lib.gguf_init_from_file(os.fsencode(path), {"no_alloc": True, "ctx": ffi.NULL})
@@ -321,17 +319,13 @@ def opens(path: pathlib.Path) -> bool:
     patches=st.lists(
         st.tuples(
             st.integers(0, 1 << 16),
-            st.one_of(
-                st.binary(min_size=1, max_size=8), st.integers(0, 255).map(lambda n: struct.pack("<Q", n))
-            ),
+            st.one_of(st.binary(min_size=1, max_size=8), st.integers(0, 255).map(lambda n: struct.pack("<Q", n))),
         ),
         min_size=1,
         max_size=4,
     )
 )
-def test_no_damaged_header_crashes(
-    small: bytes, tmp_path: pathlib.Path, patches: list[tuple[int, bytes]]
-) -> None:
+def test_no_damaged_header_crashes(small: bytes, tmp_path: pathlib.Path, patches: list[tuple[int, bytes]]) -> None:
     damaged = bytearray(small)
     for at, patch in patches:
         start = at % len(small)

@@ -62,6 +62,12 @@ def node(raw: Any, core: Core, *sources: Tensor, ndim: int | None = None) -> Ten
     return Tensor(raw, core, ndim if ndim is not None else max(t.ndim for t in sources))
 
 
+def chain(raw: Any, core: Core, ndim: int) -> Tensor:
+    """Wrap the last of several nodes that ggml made at once; where it is a view, it is one of another of them."""
+    base = None if raw.view_src == ffi.NULL else Tensor(raw.view_src, core, 4)
+    return Tensor(raw, core, ndim, base=base)
+
+
 def view(raw: Any, core: Core, source: Tensor, ndim: int) -> Tensor:
     """Wrap a node that shares the memory of ``source``."""
     return Tensor(raw, core, ndim, base=source)
@@ -121,12 +127,12 @@ def expect_f32(use: str, *tensors: Tensor | None) -> None:
 
 def ne4(tensor: Tensor) -> tuple[int, int, int, int]:
     """All four ggml extents."""
-    return tuple(tensor.p.ne)  # type: ignore[return-value]
+    return tuple(tensor.p.ne)
 
 
 def shape4(tensor: Tensor) -> tuple[int, int, int, int]:
     """All four extents in numpy order."""
-    return ne4(tensor)[::-1]  # type: ignore[return-value]
+    return ne4(tensor)[::-1]
 
 
 def expect_shape(tensor: Tensor, shape: tuple[int, ...], use: str, what: str) -> None:
@@ -185,7 +191,9 @@ def real(value: Any, use: str, what: str, low: float = -math.inf) -> float:
     except (TypeError, ValueError, OverflowError):
         raise ArgumentError(f"{use}: {what} is {value!r}; give a number") from None
     if math.isnan(number) or number < low:
-        raise ArgumentError(f"{use}: {what} is {number}; give a number" + (f" from {low} on" if low > -math.inf else ""))
+        raise ArgumentError(
+            f"{use}: {what} is {number}; give a number" + (f" from {low} on" if low > -math.inf else "")
+        )
     return number
 
 
@@ -195,7 +203,7 @@ def choice(value: Any, use: str, what: str, known: dict[str, int]) -> int:
     Raises:
         ArgumentError: it is none of ``known``.
     """
-    if value not in known:
+    if not isinstance(value, str) or value not in known:
         raise ArgumentError(f"{use}: {what} is {value!r}; give one of {', '.join(map(repr, known))}")
     return known[value]
 

@@ -14,6 +14,7 @@ from kit.core.ops._base import (
     expect_rows,
     expect_same_shape,
     home,
+    ids_of,
     integer,
     is_quantized,
     node,
@@ -65,7 +66,7 @@ def add_cast(a: Tensor, b: Tensor, dtype: str | DType) -> Tensor:
 
 
 def add_id(a: Tensor, b: Tensor, ids: Tensor) -> Tensor:
-    """``a[t, e] + b[ids[t, e]]``: a row of ``b`` (n, k) for each row of ``a`` (tokens, used, k); ids i32 (tokens, used).
+    """``a[t, e] + b[ids[t, e]]``: ``a`` (tokens, used, k), ``b`` (n, k), both f32, ``ids`` (tokens, used) i32.
 
     An id out of range raises GgmlAbort when the graph runs.
 
@@ -187,5 +188,5 @@ def _expect_quantized_sum(name: str, a: Tensor, b: Tensor) -> None:
     expect_same_shape(a, b, name)
     expect_rows(a, name)
     expect_rows(b, name)
-    if kind.name in ("q8_1", "q8_k") or not convertible(kind.id, readable=True, writable=True):
+    if kind.id in ids_of("q8_1", "q8_k") or not convertible(kind.id, readable=True, writable=True):
         raise DTypeError(f"{name}: the CPU cannot write {kind.name}; cast() {a.label} to f32 first")

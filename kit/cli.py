@@ -1,0 +1,238 @@
+"""The command line. Importing it loads nothing heavy: each command fetches what it needs."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kit import __version__
+from kit.errors import KitError
+
+_INTERRUPTED = 130
+
+
+class _Commands(click.Group):
+    """Turns what kit raises on purpose into a line on stderr and an exit code."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KitError as error:
+            if ctx.params.get("debug"):
+                traceback.print_exc()
+            else:
+                click.echo(click.style("kit: ", fg="red", bold=True) + str(error), err=True)
+            ctx.exit(1)
+        except KeyboardInterrupt:
+            click.echo("kit: interrupted", err=True)
+            ctx.exit(_INTERRUPTED)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="kit")
+@click.option("--debug", is_flag=True, envvar="KIT_DEBUG", help="Show the traceback of an error.")
+def main(debug: bool) -> None:
+    """See ggml work: look into GGUF files, step through a model layer by layer, see what memory is live.
+
+    FILE is a path to a GGUF file, or the name of a model kit knows or finds on this machine (kit model list).
+    """
+
+
+@main.command()
+@click.option(
+    "--out", type=click.Path(dir_okay=False, path_type=Path), default=Path("kit-demo.html"), show_default=True
+)
+@click.option("--prompt", help="What the model goes on from.")
+@click.option("--model", "name", default="smollm2-135m", show_default=True, help="A name or a path.")
+@click.option("--open/--no-open", "opens", default=False, help="Open the page in a browser.")
+def demo(out: Path, prompt: str | None, name: str, opens: bool) -> None:
+    """The whole tour on a small model: devices, file, answer, every stage, memory; writes a page."""
+    _require_writable(out)
+    from rich.text import Text
+
+    from kit.views.demo import PROMPT, run_demo
+    from kit.views.demo_page import DemoPage
+    from kit.views.terminal import console
+
+    screen = console()
+    told = run_demo(prompt or PROMPT, name, screen)
+    page = DemoPage(told).html()
+    out.write_text(page, encoding="utf-8")
+    screen.print()
+    screen.print(Text.assemble(("The page: ", "bold"), (str(out.resolve()), "bold cyan"), f"  {len(page) // 1024} KiB"))
+    if opens:
+        click.launch(out.resolve().as_uri())
+
+
+@main.command()
+def devices() -> None:
+    """List the devices ggml sees, and what each can do."""
+    from rich.text import Text
+
+    from kit.core.devices import devices as found
+    from kit.views.terminal import console, devices_table
+
+    screen = console()
+    screen.print(devices_table(found()))
+    for device in found():
+        if device.features:
+            screen.print(Text(f"{device.name}: {', '.join(device.features)}", "dim"))
+
+
+@main.command()
+@click.argument("file")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Metadata and tensors as JSON; long arrays by their first values."
+)
+@click.option("--tensors", is_flag=True, help="A line per tensor instead of folding the blocks.")
+def gguf(file: str, as_json: bool, tensors: bool) -> None:
+    """Show what is in a GGUF file, without loading it."""
+    from kit.core.gguf import GGUFFile
+    from kit.models.store import find_model
+
+    opened = GGUFFile(find_model(file, fetch=False))
+    if as_json:
+        click.echo(json.dumps(_gguf_data(opened), ensure_ascii=False, indent=1))
+        return
+    from rich.text import Text
+
+    from kit.views.terminal import console, file_line, file_table, key_table, tensor_table
+
+    screen = console()
+    screen.print(Text(file_line(opened), "bold"))
+    screen.print()
+    screen.print(key_table(opened, opened.metadata))
+    screen.print()
+    screen.print(tensor_table(opened) if tensors else file_table(opened))
+
+
+@main.command()
+@click.argument("file")
+@click.argument("prompt")
+@click.option("-n", "--max-tokens", type=click.IntRange(0), default=128, show_default=True)
+@click.option("--temperature", type=click.FloatRange(0), default=0.8, show_default=True, help="0: the likeliest token.")
+@click.option("--top-k", type=click.IntRange(0), default=40, show_default=True, help="0: all.")
+@click.option("--top-p", type=click.FloatRange(0, 1), default=0.95, show_default=True)
+@click.option("--min-p", type=click.FloatRange(0, 1), default=0.05, show_default=True)
+@click.option("--seed", type=click.IntRange(0), help="The same seed gives the same text.")
+@click.option("--n-ctx", type=click.IntRange(1), help="Tokens the cache holds.  [default: 2048 or the model's]")
+@click.option("--flash-attn/--no-flash-attn", default=None, help="Fused attention.")
+def run(file: str, prompt: str, max_tokens: int, n_ctx: int | None, flash_attn: bool | None, **sampling: Any) -> None:
+    """Let a model go on from PROMPT; the text goes to stdout as it comes, figures to stderr."""
+    import time
+
+    from kit.models.model import load
+    from kit.models.sampler import Sampler
+    from kit.views.tokens import line_text
+
+    sampler = Sampler(**sampling)
+    with load(file, progress=sys.stderr.isatty()) as model, model.session(n_ctx, flash_attn=flash_attn) as session:
+        started, count = time.perf_counter(), 0
+        for token in session.generate(prompt, max_tokens=max_tokens, sampler=sampler):
+            click.echo(line_text(token.text), nl=False)
+            sys.stdout.flush()
+            count += 1
+        click.echo()
+        took = time.perf_counter() - started
+        click.echo(click.style(f"{count} tokens, {count / took:.1f} a second", dim=True), err=True)
+
+
+@main.command()
+@click.argument("file")
+@click.argument("prompt")
+@click.option("--level", type=click.Choice(["stage", "block"]), default="block", show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="The rows as JSON.")
+@click.option("--n-ctx", type=click.IntRange(1), help="Tokens the cache holds.")
+def step(file: str, prompt: str, level: str, as_json: bool, n_ctx: int | None) -> None:
+    """Step through one pass over PROMPT: shape, time, size, and what the model would say next."""
+    from kit.models.model import load
+    from kit.views import terminal
+    from kit.views.stage_table import StageTable
+
+    with load(file, progress=sys.stderr.isatty()) as model, model.session(n_ctx) as session:
+        walk = session.steps(prompt, level="block" if level == "block" else "stage")
+        stages = StageTable.of(walk, model.pieces(session.tokenizer.encode(prompt)))
+    if as_json:
+        click.echo(stages.json())
+        return
+    screen = terminal.console()
+    screen.print(terminal.stage_rows_table(stages))
+
+
+@main.group()
+def model() -> None:
+    """Fetch and find models."""
+
+
+@model.command("get")
+@click.argument("name")
+def model_get(name: str) -> None:
+    """Fetch a model kit knows into the cache, verified by hash; print its path."""
+    from kit.models.store import fetch_model
+
+    click.echo(fetch_model(name, progress=sys.stderr.isatty()))
+
+
+@model.command("list")
+def model_list() -> None:
+    """List the models kit can fetch, and those other tools left on this machine."""
+    from kit.models.store import known_models, local_models
+    from kit.units import bytes_text
+    from kit.views.terminal import console, models_table, table
+
+    screen = console()
+    rows = [
+        (m.name, bytes_text(m.nbytes), "fetched" if m.is_fetched else "not fetched", m.description)
+        for m in known_models()
+    ]
+    screen.print(table(("known", "bytes", "state", "what it is"), rows, right=(1,)))
+    screen.print()
+    found = local_models()
+    if found:
+        screen.print(models_table(found))
+    else:
+        click.echo("no model of another tool was found (Hugging Face, Ollama, LM Studio, llama.cpp)")
+
+
+def _require_writable(path: Path) -> None:
+    """Refuse now what could not be written at the end."""
+    folder = path.resolve().parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise click.BadParameter(f"the folder {folder} is not there or cannot be written", param_hint="--out")
+
+
+def _gguf_data(file: Any) -> dict[str, Any]:
+    tensors = [
+        {"name": i.name, "ne": i.ne, "shape": i.shape, "type": i.dtype, "nbytes": i.nbytes, "offset": i.offset}
+        for i in file.tensors.values()
+    ]
+    return {
+        "path": str(file.path),
+        "version": file.version,
+        "alignment": file.alignment,
+        "nbytes": file.nbytes,
+        "metadata": {key: _plain(file.metadata[key]) for key in file.metadata},
+        "tensors": tensors,
+    }
+
+
+def _plain(value: Any, shown: int = 16) -> Any:
+    """Return a metadata value as JSON has it; a long array by its length and its first values."""
+    if isinstance(value, str | int | float | bool):
+        return value
+    convert: Callable[[Any], Any] = lambda item: item.item() if hasattr(item, "item") else item  # noqa: E731
+    if not hasattr(value, "__len__"):
+        return convert(value)
+    first = [convert(item) for item in value[:shown]]
+    return first if len(value) <= shown else {"count": len(value), "first": first}
+
+
+if __name__ == "__main__":
+    main()

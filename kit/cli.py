@@ -17,6 +17,8 @@ from kit.errors import KitError
 
 _INTERRUPTED = 130
 
+_threads = click.option("-t", "--threads", type=click.IntRange(1, 512), help="CPU threads; fewer on a busy machine.")
+
 
 class _Commands(click.Group):
     """Turns what kit raises on purpose into a line on stderr and an exit code."""
@@ -51,22 +53,20 @@ def main(debug: bool) -> None:
 )
 @click.option("--prompt", help="What the model goes on from.")
 @click.option("--model", "name", default="smollm2-135m", show_default=True, help="A name or a path.")
+@_threads
 @click.option("--open/--no-open", "opens", default=False, help="Open the page in a browser.")
-def demo(out: Path, prompt: str | None, name: str, opens: bool) -> None:
+def demo(out: Path, prompt: str | None, name: str, threads: int | None, opens: bool) -> None:
     """The whole tour on a small model: devices, file, answer, every stage, memory; writes a page."""
     _require_writable(out)
-    from rich.text import Text
-
     from kit.views.demo import PROMPT, run_demo
     from kit.views.demo_page import DemoPage
-    from kit.views.terminal import console
+    from kit.views.terminal import console, page_line
 
     screen = console()
-    told = run_demo(prompt or PROMPT, name, screen)
+    told = run_demo(prompt or PROMPT, name, screen, threads)
     page = DemoPage(told).html()
     out.write_text(page, encoding="utf-8")
-    screen.print()
-    screen.print(Text.assemble(("The page: ", "bold"), (str(out.resolve()), "bold cyan"), f"  {len(page) // 1024} KiB"))
+    screen.print(page_line(out.resolve(), page))
     if opens:
         click.launch(out.resolve().as_uri())
 
@@ -124,7 +124,16 @@ def gguf(file: str, as_json: bool, tensors: bool) -> None:
 @click.option("--seed", type=click.IntRange(0), help="The same seed gives the same text.")
 @click.option("--n-ctx", type=click.IntRange(1), help="Tokens the cache holds.  [default: 2048 or the model's]")
 @click.option("--flash-attn/--no-flash-attn", default=None, help="Fused attention.")
-def run(file: str, prompt: str, max_tokens: int, n_ctx: int | None, flash_attn: bool | None, **sampling: Any) -> None:
+@_threads
+def run(
+    file: str,
+    prompt: str,
+    max_tokens: int,
+    n_ctx: int | None,
+    flash_attn: bool | None,
+    threads: int | None,
+    **sampling: Any,
+) -> None:
     """Let a model go on from PROMPT; the text goes to stdout as it comes, figures to stderr."""
     import time
 
@@ -133,7 +142,8 @@ def run(file: str, prompt: str, max_tokens: int, n_ctx: int | None, flash_attn: 
     from kit.views.tokens import line_text
 
     sampler = Sampler(**sampling)
-    with load(file, progress=sys.stderr.isatty()) as model, model.session(n_ctx, flash_attn=flash_attn) as session:
+    loaded = load(file, progress=sys.stderr.isatty(), n_threads=threads)
+    with loaded as model, model.session(n_ctx, flash_attn=flash_attn) as session:
         started, count = time.perf_counter(), 0
         for token in session.generate(prompt, max_tokens=max_tokens, sampler=sampler):
             click.echo(line_text(token.text), nl=False)
@@ -150,13 +160,14 @@ def run(file: str, prompt: str, max_tokens: int, n_ctx: int | None, flash_attn: 
 @click.option("--level", type=click.Choice(["stage", "block"]), default="block", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="The rows as JSON.")
 @click.option("--n-ctx", type=click.IntRange(1), help="Tokens the cache holds.")
-def step(file: str, prompt: str, level: str, as_json: bool, n_ctx: int | None) -> None:
+@_threads
+def step(file: str, prompt: str, level: str, as_json: bool, n_ctx: int | None, threads: int | None) -> None:
     """Step through one pass over PROMPT: shape, time, size, and what the model would say next."""
     from kit.models.model import load
     from kit.views import terminal
     from kit.views.stage_table import StageTable
 
-    with load(file, progress=sys.stderr.isatty()) as model, model.session(n_ctx) as session:
+    with load(file, progress=sys.stderr.isatty(), n_threads=threads) as model, model.session(n_ctx) as session:
         walk = session.steps(prompt, level="block" if level == "block" else "stage")
         stages = StageTable.of(walk, model.pieces(session.tokenizer.encode(prompt)))
     if as_json:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 import re
 import sys
+import tempfile
 
 from setuptools.command.build_ext import build_ext
 
@@ -69,9 +70,10 @@ def emit_wrappers(include: pathlib.Path, exported: frozenset[str]) -> str:
     ffi.cdef((HERE / "callbacks.cdef").read_text())
     includes = "".join(f'#include "{header}"\n' for header in HEADERS)
     ffi.set_source("kit._native", includes + '#include "kit_native.h"\n#include "guard.h"\n')
-    path = pathlib.Path(__import__("tempfile").mkdtemp()) / "_native.c"
-    ffi.emit_c_code(str(path))
-    return _choose_gil(path.read_text())
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "_native.c"
+        ffi.emit_c_code(str(path))
+        return _choose_gil(path.read_text())
 
 
 def _without_comments(text: str) -> str:

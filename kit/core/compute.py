@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import statistics
 import threading
 import time
 import weakref
@@ -30,10 +31,15 @@ os.register_at_fork(after_in_child=_renew_turn)
 
 
 def default_threads() -> int:
-    """Return a thread count this process may use: its CPUs, at most one per physical core, at most 16."""
+    """Return a thread count for this process now: its free CPUs, at most one per physical core, at most 16.
+
+    CPUs on which others are running are left out: ggml's threads wait for each other by spinning, and on a CPU
+    they have to share a pass takes ten times as long as on one thread.
+    """
     allowed = os.sched_getaffinity(0)
     cores = {_core_of(cpu) for cpu in allowed}
-    return max(1, min(len(cores), _quota(len(allowed)), 16))
+    free = (os.cpu_count() or 1) - _others_running()
+    return max(1, min(len(cores), _quota(len(allowed)), free, 16))
 
 
 @contextlib.contextmanager
@@ -117,6 +123,19 @@ def _core_of(cpu: int) -> tuple[str, str]:
             return package.read().strip(), core.read().strip()
     except OSError:
         return "", str(cpu)
+
+
+def _others_running(samples: int = 5) -> int:
+    """Threads of others that run or want to run on this machine; the median of a few looks."""
+    seen = []
+    try:
+        for _ in range(samples):
+            with open("/proc/loadavg", encoding="ascii") as file:
+                seen.append(int(file.read().split()[3].split("/")[0]) - 1)
+            time.sleep(0.0005)
+    except (OSError, ValueError, IndexError):
+        return 0
+    return max(0, statistics.median_low(seen))
 
 
 def _quota(fallback: int) -> int:

@@ -12,21 +12,20 @@ import numpy.typing as npt
 
 from kit.core.backend import Backend
 from kit.core.buffer import Buffer, BufferSet
+from kit.core.checks import check_name, check_shape
 from kit.core.compute import turn
 from kit.core.dtypes import DType, dtype_of
 from kit.core.native import ffi, lib
 from kit.core.pools import FIRST_SLOTS, TENSOR_OVERHEAD, Pools
 from kit.core.tensor import Tensor
-from kit.errors import ArgumentError, ClosedError, ContextError, ShapeError
-from kit.units import bytes_text, shape_text
+from kit.errors import ArgumentError, ClosedError, ContextError
+from kit.units import bytes_text
 
 if TYPE_CHECKING:
     from kit.core.graph import Graph
 
 Policy = Literal["grow", "fixed", "no-alloc"]
 _ages = itertools.count()
-_MAX_NAME = 63
-_MAX_NBYTES = 1 << 62
 
 
 class Core:
@@ -46,6 +45,7 @@ class Core:
         self.closed = False
         self.depends: dict[Core, int] = {}
         self.buffers: list[Buffer] = []
+        self.homes: dict[int, Buffer] = {}  # address of each tensor with memory -> the buffer it lies in
         self.pending: list[_Pending] = []
         self.leaves: dict[int, int] = {}  # address of each leaf -> number of its axes
         self.ready: set[int] = set()
@@ -81,6 +81,16 @@ class Core:
         """The exception for ``what`` whose metadata lay in a context that was closed or reset."""
         return ClosedError(f"{what} was made in context {context!r}, which was {'closed' if closed else 'reset'} since")
 
+    def expect_memory(self, address: int, label: str) -> None:
+        """Raise ClosedError where the tensor at ``address`` lies in a buffer that its owner closed."""
+        buffer = self.homes.get(address)
+        if buffer is not None and buffer.closed:
+            raise ClosedError(f"{label} lay in {buffer!r}; keep the buffer open as long as its tensors are used")
+
+    def has_lost_memory(self) -> bool:
+        """Whether a buffer with tensors of this context was closed."""
+        return any(buffer.closed for buffer in set(self.homes.values()))
+
     def allocate(self) -> None:
         """Give memory to every tensor still without: one buffer per buffer type and purpose.
 
@@ -103,6 +113,7 @@ class Core:
         self.buffers += fresh
         for items, buffer in zip(groups.values(), fresh, strict=True):
             _place(items, buffer)
+            self.homes.update((int(ffi.cast("uintptr_t", item.raw)), buffer) for item in items)
         self.pending.clear()
 
     def _allocate_group(self, items: list[_Pending], purpose: str) -> Buffer:
@@ -149,6 +160,7 @@ class Core:
         self.pending.clear()
         self.leaves.clear()
         self.ready.clear()
+        self.homes.clear()
         self.depends.clear()
 
 
@@ -272,6 +284,7 @@ class Context:
             )
         lib.ggml_backend_tensor_alloc(buffer.handle, tensor.p, ffi.cast("void *", buffer.base + offset))
         core.pending.remove(match)
+        core.homes[tensor.address] = buffer
 
     def freeze(self) -> None:
         """From here on raise ContextError instead of allocating anything (the no-alloc policy)."""
@@ -363,49 +376,6 @@ class Context:
 
 
 _names = itertools.count(1)
-
-
-def check_name(name: str | None) -> bytes:
-    """Return ``name`` as ggml stores it.
-
-    Raises:
-        ContextError: longer than ggml's 63 bytes, or with a zero byte.
-    """
-    encoded = (name or "").encode()
-    if len(encoded) > _MAX_NAME or b"\0" in encoded:
-        raise ContextError(f"{name!r} cannot be a tensor's name: at most {_MAX_NAME} bytes, none of them zero")
-    return encoded
-
-
-def check_shape(shape: Sequence[int], dtype: DType, what: str) -> tuple[int, ...]:
-    """Return ``shape`` as a tuple that ggml can make a tensor of.
-
-    Raises:
-        ShapeError: see `Context.tensor`.
-    """
-    try:
-        given: list[Any] = [shape] if np.isscalar(shape) else list(shape)
-        extents = tuple(int(extent) for extent in given)
-        whole = all(int(extent) == extent for extent in given)
-    except (TypeError, ValueError, OverflowError):
-        raise ShapeError(f"{what}: {shape!r} is no shape; give a tuple of integers") from None
-    if not whole:
-        raise ShapeError(f"{what}: {shape!r} is no shape; extents are integers")
-    if not 1 <= len(extents) <= 4:
-        raise ShapeError(f"{what}: shape {shape_text(extents)} has {len(extents)} axes; ggml has 1 to 4")
-    if any(extent < 1 for extent in extents):
-        raise ShapeError(f"{what}: shape {shape_text(extents)} has an extent below 1")
-    if extents[-1] % dtype.block:
-        raise ShapeError(
-            f"{what}: rows of {extents[-1]} are no whole blocks of {dtype.name} ({dtype.block} elements); "
-            f"make the last axis divisible by {dtype.block}"
-        )
-    elements = 1
-    for extent in extents:
-        elements *= extent
-    if elements * dtype.block_nbytes // dtype.block > _MAX_NBYTES:
-        raise ShapeError(f"{what}: shape {shape_text(extents)} of {dtype.name} is more than any machine addresses")
-    return extents
 
 
 def _place(items: Iterable[_Pending], buffer: Buffer) -> None:

@@ -45,7 +45,9 @@ def all_dtypes() -> dict[str, DType]:
         if traits.type_size == 0:
             continue  # an id ggml has retired
         name = text(traits.type_name)  # ggml writes q4_K; people may write q4_k
-        found[name.lower()] = DType(name, number, int(traits.blck_size), int(traits.type_size), bool(traits.is_quantized))
+        found[name.lower()] = DType(
+            name, number, int(traits.blck_size), int(traits.type_size), bool(traits.is_quantized)
+        )
     return found
 
 

@@ -117,6 +117,7 @@ class Graph:
         self.handle  # noqa: B018 - raises ClosedError
         for core, _ in self._cores:
             core.allocate()
+        self._refuse_lost()
         self._feed(feeds or {}, named)
         self._refuse_unset()
         if self._keep_outputs and self._output_buffer is None:
@@ -145,13 +146,18 @@ class Graph:
             if leaf.address not in leaf.core.ready:
                 raise NotComputedError(f"{leaf.name!r} has no value; set() it or give it to compute() by its name")
 
+    def _refuse_lost(self) -> None:
+        if any(core.has_lost_memory() for core, _ in self._cores):
+            for leaf in self._leaves:
+                leaf.core.expect_memory(leaf.address, leaf.name)
+            for tensor in self.outputs:
+                tensor.root.core.expect_memory(tensor.root.address, tensor.label)
+
     def _mark(self, computed: bool) -> None:
         for tensor in self.outputs:
-            root = tensor.root
-            if root.op == "NONE":
-                continue
-            change = root.core.ready.add if computed else root.core.ready.discard
-            change(root.address)
+            for step in tensor.chain():
+                if step.op != "NONE":
+                    (step.core.ready.add if computed else step.core.ready.discard)(step.address)
 
     def _allocate_outputs(self) -> None:
         """Give the outputs memory of their own, in one buffer; an output that is a view gives it to its root."""
@@ -171,6 +177,7 @@ class Graph:
         address = buffer.base
         for tensor, nbytes in zip(wanting, sizes, strict=True):
             lib.ggml_backend_tensor_alloc(buffer.handle, tensor.p, ffi.cast("void *", address))
+            tensor.core.homes[tensor.address] = buffer
             address += nbytes
         core.buffers.append(buffer)
         self._output_buffer = buffer

@@ -21,6 +21,8 @@ def slice_view(tensor: Tensor, key: Any) -> Tensor:
     """
     parts = _expand(tensor, key)
     dtype = dtype_by_id(tensor.p.type)
+    if dtype.quantized and tensor.op == "TRANSPOSE":
+        raise ShapeError(f"{tensor.label} is the transpose of a quantized matrix; slice the matrix and transpose that")
     offset = 0
     kept: list[tuple[int, int]] = []  # extent and stride of each axis that stays, in ggml order
     for axis in reversed(range(tensor.ndim)):

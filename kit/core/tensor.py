@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kit.core import transfer
+from kit.core.checks import check_name
 from kit.core.dtypes import dtype_by_id
 from kit.core.native import ffi, lib, text
 from kit.errors import ClosedError, NotComputedError, ShapeError
@@ -69,8 +70,6 @@ class Tensor:
 
     @name.setter
     def name(self, value: str) -> None:
-        from kit.core.context import check_name
-
         lib.ggml_set_name(self.p, check_name(value))
         self._name = value
 
@@ -150,6 +149,7 @@ class Tensor:
         if root.op != "NONE":
             raise NotComputedError(f"{self.label} is computed by {root.op}; only leaves and views of leaves can be set")
         root.core.allocate()
+        root.core.expect_memory(root.address, self.label)
         transfer.write(self, values)
         root.core.ready.add(root.address)
         return self
@@ -158,11 +158,15 @@ class Tensor:
         """Return a copy of the values, shape in numpy order; bf16 and quantized types as float32.
 
         Raises:
-            NotComputedError: nothing has set or computed them.
+            NotComputedError: nothing has set or computed them. ClosedError: the context, or the buffer they lay in,
+                was closed.
         """
-        root = self.root
-        if root.address not in root.core.ready:
-            raise NotComputedError(self._why_unreadable(root))
+        chain = self.chain()
+        root = chain[-1]
+        for step in chain:
+            if step.address not in step.core.ready and (step._base is None or not step.is_view):
+                raise NotComputedError(self._why_unreadable(step))
+        root.core.expect_memory(root.address, self.label)
         return transfer.read(self)
 
     def _why_unreadable(self, root: Tensor) -> str:
@@ -181,6 +185,14 @@ class Tensor:
             tensor = tensor._base
         tensor.p  # noqa: B018 - raises ClosedError
         return tensor
+
+    def chain(self) -> list[Tensor]:
+        """This tensor, what it shares memory with, and so on to the root."""
+        found = [self]
+        while found[-1]._base is not None:
+            found.append(found[-1]._base)
+        found[-1].p  # noqa: B018 - raises ClosedError
+        return found
 
     @property
     def is_view(self) -> bool:

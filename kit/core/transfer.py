@@ -20,6 +20,8 @@ def read(tensor: Tensor) -> npt.NDArray[Any]:
     """Return a copy of an allocated tensor's values, shape in numpy order."""
     raw = _addressed(tensor)
     dtype = dtype_by_id(raw.type)
+    if dtype.quantized and tensor.op == "TRANSPOSE":  # blocks lie along the other axis
+        return np.ascontiguousarray(read(tensor.T).swapaxes(-1, -2))
     bytes_ = np.empty(int(lib.ggml_nbytes(raw)), np.uint8)
     get_bytes(raw, bytes_)
     if lib.ggml_is_contiguous(raw):
@@ -35,6 +37,8 @@ def write(tensor: Tensor, values: npt.ArrayLike) -> None:
     """
     raw = _addressed(tensor)
     dtype = dtype_by_id(raw.type)
+    if dtype.quantized and tensor.op == "TRANSPOSE":
+        raise ShapeError(f"{tensor.label} is the transpose of a quantized matrix; set the matrix itself")
     array = np.asarray(values)
     if array.ndim == 0:
         array = np.broadcast_to(array, tensor.shape)

@@ -6,7 +6,9 @@ import difflib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from kit.core.dtypes import dtype_of
 from kit.core.gguf import GGUFFile
+from kit.core.native import ffi, lib
 from kit.errors import GGUFError, MissingKey, UnsupportedModel
 from kit.models.config import LlamaConfig
 from kit.units import ne_text
@@ -51,7 +53,8 @@ def check_tensors(file: GGUFFile, config: LlamaConfig) -> None:
 
     Raises:
         MissingKey: a tensor is missing; named. GGUFError: one has other extents; named, with those expected.
-        UnsupportedModel: the file has a tensor kit does not know what to do with; named.
+        UnsupportedModel: the file has a tensor kit does not know what to do with, or one of a type that no
+            operation takes; named.
     """
     expected = set()
     for item in expected_tensors(config):
@@ -62,6 +65,7 @@ def check_tensors(file: GGUFFile, config: LlamaConfig) -> None:
             near = difflib.get_close_matches(item.name, file.tensors, 1)
             hint = f" (nearest there: {near[0]})" if near else ""
             raise MissingKey(f"{file.path}: tensor {item.name!r} {ne_text(item.ne)} is missing{hint}")
+        _check_type(file, item)
         found = file.tensors[item.name].ne
         if _trimmed(found) != _trimmed(item.ne):
             raise GGUFError(
@@ -72,6 +76,20 @@ def check_tensors(file: GGUFFile, config: LlamaConfig) -> None:
         raise UnsupportedModel(
             f"{file.path}: tensor {unknown[0]!r} and {len(unknown) - 1} more are none kit knows for a llama"
         )
+
+
+def _check_type(file: GGUFFile, item: Expected) -> None:
+    """Norms and biases are f32, as ggml's broadcasting takes them; matrices what its products take."""
+    name = file.tensors[item.name].dtype
+    vector = len(item.ne) == 1
+    if name != "f32" and (vector or not _multiplies(name)):
+        expected = "f32" if vector else "f32, f16, bf16 or a quantized type"
+        raise UnsupportedModel(f"{file.path}: tensor {item.name!r} is of type {name}; expected {expected}")
+
+
+def _multiplies(name: str) -> bool:
+    dtype = dtype_of(name)
+    return name in ("f16", "bf16") or (dtype.quantized and lib.ggml_get_type_traits(dtype.id).to_float != ffi.NULL)
 
 
 def _trimmed(ne: tuple[int, ...]) -> tuple[int, ...]:

@@ -18,7 +18,8 @@ class PassInputs:
     """What a pass reads beside weights and cache.
 
     ``tokens`` (n,) i32, ``positions`` (n,) i32, ``mask`` (n, n_kv), ``cells`` (n,) i64,
-    ``value_cells`` (n * n_embd_kv,) i64 for a permuted cache, ``out_rows`` (n_out,) i32 where not every token's logits are wanted.
+    ``value_cells`` (n * n_embd_kv,) i64 for a permuted cache, ``out_rows`` (n_out,) i32 where not every token's
+    logits are wanted.
     """
 
     tokens: Tensor

@@ -21,6 +21,7 @@ from kit.models.run import LensEntry
 from kit.models.session import Session
 from kit.models.store import find_model
 from kit.models.tokenizer import Tokenizer
+from kit.models.walk import refuse_reentry
 from kit.models.weights import Weights
 from kit.units import bytes_text
 
@@ -103,10 +104,16 @@ class Model:
         return self._closed
 
     def close(self) -> None:
-        """Close sessions, weights, and the backend if the model made it; a second call does nothing."""
+        """Close sessions, weights, and the backend if the model made it; a second call does nothing.
+
+        Raises:
+            BusyError: a session is in the middle of a pass; nothing was closed.
+        """
         if self._closed:
             return
-        for session in list(self._sessions):
+        sessions = list(self._sessions)
+        refuse_reentry(any(session.busy for session in sessions), "close() the model")
+        for session in sessions:
             session.close()
         self._closed = True
         if self._lens is not None:

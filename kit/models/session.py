@@ -8,7 +8,7 @@ import reprlib
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -18,15 +18,15 @@ import numpy.typing as npt
 from kit.core import transfer
 from kit.core.compute import turn
 from kit.core.context import Context
-from kit.core.tensor import Tensor
-from kit.core.watch import Watch, Watched
+from kit.core.watch import Watch
 from kit.errors import ArgumentError, ClosedError, OutOfMemory
 from kit.models.attention import Choice, choose
 from kit.models.cache import KVCache
-from kit.models.passes import Batch, BuiltPass, PassBuilder, PassKey
+from kit.models.passes import Batch, PassBuilder, PassKey
+from kit.models.patches import Patch, resolve, watch
 from kit.models.run import Run
 from kit.models.sampler import Sampler
-from kit.models.stages import Stage, match_stages, stage_names
+from kit.models.stages import match_stages, stage_names
 from kit.models.tokenizer import Tokenizer
 from kit.models.walk import Level, Walk, refuse_reentry
 from kit.units import bytes_text
@@ -34,7 +34,6 @@ from kit.units import bytes_text
 if TYPE_CHECKING:
     from kit.models.model import Model
 
-Patch = Callable[[npt.NDArray[np.float32]], "npt.ArrayLike | None"]
 Prompt = str | Sequence[int]
 
 
@@ -103,6 +102,11 @@ class Session:
         return not self._finalizer.alive
 
     @property
+    def busy(self) -> bool:
+        """Whether the session is in the middle of a pass."""
+        return self._lock.locked()
+
+    @property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
         return self.model.tokenizer
@@ -153,7 +157,7 @@ class Session:
         if logits not in ("all", "last"):
             raise ArgumentError(f"logits is {logits!r}; give 'all' or 'last'")
         kept = match_stages([keep] if isinstance(keep, str) else keep, self.model.config.n_layer)
-        patches = self._patches(patch or {})
+        patches = resolve(patch or {}, self.model.config.n_layer)
         with self.working():
             self._end_walk()
             self._catch_up(len(ids))
@@ -203,7 +207,7 @@ class Session:
     def reset(self) -> None:
         """Forget every token; memory and built passes stay."""
         self._require_open()
-        refuse_reentry(self._lock.locked(), "reset() it")
+        refuse_reentry(self.busy, "reset() it")
         self._end_walk()
         self.cache.clear()
         self._tokens.clear()
@@ -213,7 +217,7 @@ class Session:
     def close(self) -> None:
         """Free passes, inputs and cache; the model stays."""
         if not self.closed:
-            refuse_reentry(self._lock.locked(), "close() it")
+            refuse_reentry(self.busy, "close() it")
             self._end_walk()
             self._finalizer()
 
@@ -299,34 +303,12 @@ class Session:
         built = self._passes.get(self._key(len(ids), n_out, looked_at=scores, scores=scores))
         built.fill(self._batch(ids, n_out), self.cache)
         flat = {name: np.empty(built.stages[name].shape, np.float32) for name in kept}
-        watched = [self._watched(built, name, flat.get(name), patches.get(name)) for name in sorted(wanted)]
+        watched = [watch(built.stages[name], flat.get(name), patches.get(name)) for name in sorted(wanted)]
         with turn():
             Watch(watched).compute(built.graph)
             rows = transfer.read(built.logits)
         values = {name: np.ascontiguousarray(built.stages[name].show(value)) for name, value in flat.items()}
         return rows, values
-
-    @staticmethod
-    def _watched(built: BuiltPass, name: str, copy_to: npt.NDArray[np.float32] | None, patch: Patch | None) -> Watched:
-        stage = built.stages[name]
-        if patch is None:
-            return Watched(stage.tensor, copy_to=copy_to)
-        function = patch
-
-        def change(tensor: Tensor) -> None:
-            raw = _apply(stage, tensor, function)
-            if copy_to is not None:
-                copy_to[...] = raw.reshape(copy_to.shape)
-
-        return Watched(stage.tensor, call=change)
-
-    def _patches(self, patch: Mapping[str, Patch | npt.ArrayLike]) -> dict[str, Patch]:
-        """Return one function per stage; a later pattern wins over an earlier one."""
-        found: dict[str, Patch] = {}
-        for pattern, change in patch.items():
-            function = change if callable(change) else _constant(np.asarray(change, np.float32))
-            found.update(dict.fromkeys(match_stages([pattern], self.model.config.n_layer), function))
-        return found
 
     def _key(self, n_tokens: int, n_out: int, looked_at: bool = False, scores: bool = False) -> PassKey:
         kind = "plain" if scores and self.attention.kind == "flash" else self.attention.kind
@@ -392,16 +374,3 @@ def _whole_numbers(prompt: Sequence[int]) -> list[int]:
         with contextlib.suppress(TypeError):
             return [operator.index(token) for token in prompt]
     raise ArgumentError(f"the prompt is {reprlib.repr(prompt)}; give text, or token ids as whole numbers")
-
-
-def _constant(array: npt.NDArray[np.float32]) -> Patch:
-    return lambda value: array
-
-
-def _apply(stage: Stage, tensor: Tensor, function: Patch) -> npt.NDArray[np.float32]:
-    """Read the node, let ``function`` change it, write it back; return the node's values as written."""
-    value = np.array(stage.show(transfer.read(tensor)))
-    returned = function(value)
-    raw = stage.restore(value if returned is None else returned, "the patch")
-    transfer.set_bytes(tensor.p, raw.reshape(-1).view(np.uint8))
-    return raw

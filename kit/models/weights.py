@@ -5,10 +5,12 @@ from __future__ import annotations
 import mmap
 import os
 import threading
-from collections.abc import Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import Any
+from io import FileIO
+from pathlib import Path
 
 from kit.core import ledger
 from kit.core.backend import Backend
@@ -17,7 +19,7 @@ from kit.core.context import Context
 from kit.core.gguf import GGUFFile, TensorInfo
 from kit.core.native import ffi, lib
 from kit.core.tensor import Tensor
-from kit.errors import GGUFError
+from kit.errors import GGUFError, GGUFNotFound
 from kit.units import bytes_text
 
 CHUNK = 4 << 20
@@ -101,27 +103,35 @@ class _Mapping:
     """A file mapped read-only, and the CPU buffer over it."""
 
     def __init__(self, file: GGUFFile) -> None:
-        with open(file.path, "rb") as handle:
+        with _opened(file.path) as handle:
             size = os.fstat(handle.fileno()).st_size
             if size < file.nbytes:
                 raise GGUFError(f"{file.path} shrank from {file.nbytes} to {size} bytes since it was opened")
-            self._map = mmap.mmap(handle.fileno(), file.nbytes, access=mmap.ACCESS_READ)
-        self._view = memoryview(self._map)
-        pointer = ffi.from_buffer("char[]", self._view)
+            try:
+                mapped = mmap.mmap(handle.fileno(), file.nbytes, access=mmap.ACCESS_READ)
+            except OSError as error:
+                raise GGUFError(f"{file.path} cannot be mapped: {error.strerror}; use_mmap=False reads it") from error
+        view = memoryview(mapped)
+        pointer = ffi.from_buffer("char[]", view)
         name = file.path.name
         handle_ = lib.ggml_backend_cpu_buffer_from_ptr(ffi.cast("void *", pointer), file.nbytes)
         lib.ggml_backend_buffer_set_usage(handle_, lib.GGML_BACKEND_BUFFER_USAGE_WEIGHTS)
-        self._number = ledger.opened(ledger.Resource("mapping", file.nbytes, name, "weights", "weights", "mapped file"))
+        number = ledger.opened(ledger.Resource("mapping", file.nbytes, name, "weights", "weights", "mapped file"))
         self.buffer = Buffer(
             handle_, purpose="weights", owner="weights", name=f"over the mapping of {name}", holds=pointer
         )
+        self._finalizer = weakref.finalize(self, _unmap, self.buffer, number, view, mapped)
 
     def close(self) -> None:
-        self.buffer.close()
-        ledger.closed(self._number)
-        self.buffer.holds = None
-        self._view.release()
-        self._map.close()
+        self._finalizer()
+
+
+def _unmap(buffer: Buffer, number: int, view: memoryview, mapped: mmap.mmap) -> None:
+    buffer.close()
+    buffer.holds = None
+    ledger.closed(number)
+    view.release()
+    mapped.close()
 
 
 @dataclass(frozen=True)
@@ -140,12 +150,48 @@ def _parts(info: TensorInfo, tensor: Tensor) -> Iterator[_Part]:
         yield _Part(info.name, info.offset + start, min(CHUNK, info.nbytes - start), base + start)
 
 
+class _Gate:
+    """Readers write to the buffer only inside; once `shut` returns, nobody is and nobody will be.
+
+    Waiting for the pool's threads is not enough: an interrupt while the pool starts one loses sight of it.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._inside = 0
+        self._shut = False
+
+    def enter(self) -> bool:
+        with self._changed:
+            if not self._shut:
+                self._inside += 1
+            return not self._shut
+
+    def leave(self) -> None:
+        with self._changed:
+            self._inside -= 1
+            self._changed.notify_all()
+
+    def shut(self) -> None:
+        self._shut = True
+        interrupted: KeyboardInterrupt | None = None
+        while True:
+            try:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._inside == 0)
+                break
+            except KeyboardInterrupt as error:
+                interrupted = error
+        if interrupted is not None:
+            raise interrupted
+
+
 def _read_all(file: GGUFFile, parts: list[_Part], progress: bool) -> None:
     """Read ``parts`` with a few readers, each with a file descriptor and one stretch of the file of its own."""
     from tqdm.auto import tqdm
 
     readers = max(1, min(MAX_READERS, os.cpu_count() or 1, len(parts)))
-    stop = threading.Event()
+    gate = _Gate()
     share = -(-len(parts) // readers)
     with (
         ThreadPoolExecutor(readers, thread_name_prefix="kit-read") as pool,
@@ -159,14 +205,15 @@ def _read_all(file: GGUFFile, parts: list[_Part], progress: bool) -> None:
             with lock:
                 bar.update(nbytes)
 
-        futures = [
-            pool.submit(_read_share, file.path, parts[i : i + share], stop, advance)
-            for i in range(0, len(parts), share)
-        ]
         try:
-            _wait(futures)
+            _wait(
+                [
+                    pool.submit(_read_share, file.path, parts[i : i + share], gate, advance)
+                    for i in range(0, len(parts), share)
+                ]
+            )
         finally:
-            stop.set()
+            gate.shut()
 
 
 def _wait(futures: list[Future[None]]) -> None:
@@ -177,19 +224,28 @@ def _wait(futures: list[Future[None]]) -> None:
             future.result()
 
 
-def _read_share(path: Any, parts: list[_Part], stop: threading.Event, advance: Any) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
+def _read_share(path: Path, parts: list[_Part], gate: _Gate, advance: Callable[[int], None]) -> None:
+    with _opened(path) as handle:
         for part in parts:
-            if stop.is_set():
+            if not gate.enter():
                 return
-            _read_part(path, descriptor, part)
+            try:
+                _read_part(path, handle.fileno(), part)
+            finally:
+                gate.leave()
             advance(part.nbytes)
-    finally:
-        os.close(descriptor)
 
 
-def _read_part(path: Any, descriptor: int, part: _Part) -> None:
+def _opened(path: Path) -> FileIO:
+    try:
+        return open(path, "rb", buffering=0)
+    except FileNotFoundError as error:
+        raise GGUFNotFound(f"{path}: the file has gone since its header was read") from error
+    except OSError as error:
+        raise GGUFError(f"{path}: the file cannot be opened: {error.strerror}") from error
+
+
+def _read_part(path: Path, descriptor: int, part: _Part) -> None:
     target = memoryview(ffi.buffer(ffi.cast("char *", part.address), part.nbytes))
     done = 0
     while done < part.nbytes:

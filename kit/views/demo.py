@@ -32,15 +32,6 @@ if TYPE_CHECKING:
 PROMPT = "The capital of France is"
 N_CTX = 512
 N_TOKENS = 48
-_KEYS = (
-    "general.architecture",
-    "llama.block_count",
-    "llama.embedding_length",
-    "llama.attention.head_count",
-    "llama.attention.head_count_kv",
-    "llama.context_length",
-    "tokenizer.ggml.model",
-)
 
 
 @dataclass(frozen=True)
@@ -72,7 +63,7 @@ class Demo:
     left: Live
 
 
-def run_demo(prompt: str, name_or_path: str | os.PathLike[str], out: Console) -> Demo:
+def run_demo(prompt: str, name_or_path: str | os.PathLike[str], out: Console, threads: int | None = None) -> Demo:
     """Run the demo, telling it on ``out``.
 
     Raises what `kit.load` and `Session.run` raise; everything opened is closed again.
@@ -84,17 +75,17 @@ def run_demo(prompt: str, name_or_path: str | os.PathLike[str], out: Console) ->
     file = GGUFFile(find_model(name_or_path))
     _heading(out, 2, "The file: read, not loaded")
     out.print(Text(terminal.file_line(file)))
-    out.print(terminal.key_table(file, _KEYS))
+    out.print(Text(terminal.shape_line(file), "dim"))
     out.print()
     out.print(terminal.file_table(file))
 
     started = time.perf_counter_ns()
-    model = load(file.path, progress=out.is_terminal)
+    model = load(file.path, progress=out.is_terminal, n_threads=threads)
     with model, model.session(n_ctx=min(N_CTX, model.config.n_ctx_train)) as session:
         load_ns = time.perf_counter_ns() - started
         live = memory.live()
         bars = PurposeBars.of(live)
-        _heading(out, 3, f"Loaded in {time_text(load_ns)}: all memory a session will ever take")
+        _heading(out, 3, f"Loaded in {time_text(load_ns)}: where the memory is")
         out.print(terminal.bars_table(bars))
 
         _heading(out, 4, "The answer")

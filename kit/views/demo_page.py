@@ -40,6 +40,7 @@ table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size
 th { font-weight: 600; text-align: left; }
 th, td { padding: 2px 12px 2px 0; white-space: nowrap; }
 .scroll { overflow-x: auto; }
+.lens table { width: 100%; }
 .stages { width: 100%; min-width: 640px; font-size: 13px; }
 .line { display: grid; grid-template-columns: 6.5em 5em 7em 6em 6em 1fr; gap: 0 14px; padding: 4px 6px;
   align-items: center; white-space: nowrap; }
@@ -109,12 +110,13 @@ class DemoPage:
         )
 
     def _lens(self) -> str:
+        lens = self.demo.lens
         return _section(
             "What each block would say next",
             "The logit lens: the residual after each block, put through the model's own last norm and output matrix. "
             "A column per token read, the last block on top; the brighter a cell, the surer. Point at a cell for its "
             "probability.",
-            self.demo.lens.table(),
+            f'<div class="lens" style="max-width:{4 + 11 * len(lens.tokens)}em">{lens.table()}</div>',
         )
 
     def _stages(self) -> str:
@@ -148,7 +150,7 @@ class DemoPage:
             _picture(demo.bars)
             + f'<div class="scroll">{demo.bars.table()}</div>'
             + markup.details(f"all {len(demo.live)} resources", f'<div class="scroll">{demo.live._repr_html_()}</div>')
-            + f'<p class="{state}">After close: {markup.escape(demo.left.text())}.</p>',
+            + f'<p class="{state}" style="margin:14px 0 0">After close: {markup.escape(demo.left.text())}.</p>',
         )
 
     def _file(self) -> str:

@@ -59,9 +59,10 @@ class View(ABC):
 
     def html(self) -> str:
         """Return a fragment for a notebook: a still picture, and its data to unfold."""
-        return markup.still(self.png(), self.title, self.size()[0]) + markup.details(
-            "the same as a table", self.table()
-        )
+        return self._html_around(self.png())
+
+    def _html_around(self, png: bytes) -> str:
+        return markup.still(png, self.title, self.size()[0]) + markup.details("the same as a table", self.table())
 
     def json(self) -> str:
         """Return `data` as JSON."""
@@ -70,8 +71,9 @@ class View(ABC):
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         bundle = {"text/plain": self.text()}
         try:
-            bundle["image/png"] = base64.b64encode(self.png()).decode("ascii")
-            bundle["text/html"] = self.html()
+            png = self.png()
+            bundle["image/png"] = base64.b64encode(png).decode("ascii")
+            bundle["text/html"] = self._html_around(png)
         except Exception as error:  # a picture that cannot be drawn must not fail the cell
             bundle["text/plain"] += f"\n(not drawn: {error})"
         return bundle

@@ -128,7 +128,7 @@ class LensGrid(View):
             head = f'<th style="padding:0 8px;text-align:right;font-weight:normal">{markup.escape(_number(block))}</th>'
             rows.append(f"<tr>{head}{''.join(cells)}</tr>")
         foot = "".join(
-            f'<th style="padding:4px 6px;white-space:nowrap">{markup.escape(token_text(t, 14))}</th>'
+            f'<th style="padding:4px 6px;text-align:center;white-space:nowrap">{markup.escape(token_text(t, 14))}</th>'
             for t in self.tokens
         )
         style = "font-family:ui-monospace,Menlo,Consolas,monospace;font-size:11px;border-collapse:separate"

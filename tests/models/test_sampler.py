@@ -108,9 +108,7 @@ def test_a_seed_repeats_and_reset_starts_it_again():
 
 def test_without_a_seed_two_samplers_differ():
     logits = np.zeros((40, 1000))
-    assert [Sampler(top_k=0).sample(row) for row in logits] != [
-        Sampler(top_k=0).sample(row) for row in logits
-    ]
+    assert [Sampler(top_k=0).sample(row) for row in logits] != [Sampler(top_k=0).sample(row) for row in logits]
 
 
 def test_tokens_ruled_out_are_never_drawn():

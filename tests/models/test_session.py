@@ -220,7 +220,7 @@ def test_a_prompt_that_is_none_is_refused(session, prompt, message):
 
 
 def test_other_logits_are_refused(session):
-    with pytest.raises(kit.ArgumentError, match="'first'.*'all' or 'last'"):
+    with pytest.raises(kit.ArgumentError, match=r"'first'.*'all' or 'last'"):
         session.run(IDS, logits="first")
 
 
@@ -256,7 +256,7 @@ def test_a_size_that_is_none_is_refused(model, size):
 @pytest.mark.parametrize("n_ctx", [1 << 30, 1 << 40, 1 << 70])
 def test_a_cache_larger_than_memory_is_refused_with_its_bytes(model, n_ctx):
     before = kit.memory.live()
-    with pytest.raises(kit.OutOfMemory, match="kv cache|n_ctx") as caught:
+    with pytest.raises(kit.OutOfMemory, match=r"kv cache|n_ctx") as caught:
         model.session(n_ctx=n_ctx)
     config = model.config
     assert caught.value.nbytes >= 4 * config.n_layer * config.n_embd_kv * n_ctx
@@ -283,7 +283,7 @@ def test_a_closed_session_refuses(session):
         lambda: next(walk),
     ]
     for action in actions:
-        with pytest.raises(kit.ClosedError, match="closed|ended"):
+        with pytest.raises(kit.ClosedError, match=r"closed|ended"):
             action()
 
 

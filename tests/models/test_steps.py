@@ -53,7 +53,7 @@ def test_blocks_are_embedding_residuals_norm_and_logits(session):
 
 
 def test_another_level_is_refused(session):
-    with pytest.raises(kit.ArgumentError, match="'layer'.*'stage' or 'block'"):
+    with pytest.raises(kit.ArgumentError, match=r"'layer'.*'stage' or 'block'"):
         session.steps(IDS, level="layer")
 
 

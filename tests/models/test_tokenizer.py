@@ -155,9 +155,7 @@ def byte_letters() -> list[str]:
 
 def test_bytes_without_a_letter_are_dropped_and_keep_their_neighbours_apart():
     tokens = [letter for letter in LETTERS if letter != "x"] + ["ab"]
-    tokenizer = make(
-        bpe(tokens=tokens, merges=["a b"], token_type=None, bos_token_id=None, eos_token_id=None)
-    )
+    tokenizer = make(bpe(tokens=tokens, merges=["a b"], token_type=None, bos_token_id=None, eos_token_id=None))
     assert pieces(tokenizer, "ab axb") == ["ab", " ", "a", "b"]
 
 
@@ -193,9 +191,7 @@ def naive_spm(text: str, words: dict[str, float]) -> list[str]:
     parts = list(text)
     while True:
         pairs = [
-            (-words[parts[i] + parts[i + 1]], i)
-            for i in range(len(parts) - 1)
-            if parts[i] + parts[i + 1] in words
+            (-words[parts[i] + parts[i + 1]], i) for i in range(len(parts) - 1) if parts[i] + parts[i + 1] in words
         ]
         if not pairs:
             return parts
@@ -225,9 +221,7 @@ def test_spm_puts_a_blank_before_a_text_and_after_each_special_token():
 @given(st.text())
 def test_spm_falls_back_to_bytes(text):
     tokenizer = make(spm({BLANK: -1.0}))
-    assert tokenizer.decode(tokenizer.encode(text, add_special=False, parse_special=False)) == text.replace(
-        BLANK, " "
-    )
+    assert tokenizer.decode(tokenizer.encode(text, add_special=False, parse_special=False)) == text.replace(BLANK, " ")
 
 
 def test_spm_letters_without_byte_tokens_become_unknown():
@@ -317,9 +311,7 @@ def test_an_unknown_kind_is_named_with_its_key_and_file(key, value):
         make(bpe(**{key: value}))
 
 
-JUNK = st.one_of(
-    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=3), st.binary(max_size=3)
-)
+JUNK = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=3), st.binary(max_size=3))
 FEW = st.text("ab \u0120\ud800", max_size=3)
 
 

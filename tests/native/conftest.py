@@ -16,7 +16,7 @@ import pytest
 Child = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def child() -> Child:
     """Run code in a fresh interpreter; it must end with the exit code expected (0)."""
 

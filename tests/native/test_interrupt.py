@@ -54,7 +54,7 @@ ids = list(range(1000, 1400))
 def answer():
     session.reset()
     logits = session.run("The capital of France is", logits="last").logits
-    return logits, [token.id for token in session.generate(max_tokens=4, sampler=greedy)]
+    return logits, [token.id for token in session.generate(max_tokens=2, sampler=greedy)]
 
 first = answer()
 
@@ -296,7 +296,7 @@ def test_the_stop_button_of_a_notebook(
                 caught = time.monotonic_ns()
                 raise
             """
-        for _ in range(ROUNDS):
+        for _ in range(ROUNDS // 2):
             assert run(cell, stop) == "KeyboardInterrupt"
             output.clear()
             assert run("print(caught, right())") == ""
@@ -307,7 +307,5 @@ def test_the_stop_button_of_a_notebook(
         client.stop_channels()
         manager.shutdown_kernel(now=True)
     with capsys.disabled():
-        print(
-            f"\na notebook's kernel: interrupted after {statistics.median(latencies):.0f} ms, at most {max(latencies):.0f} ms"
-        )
+        print(f"\na notebook: interrupted after {statistics.median(latencies):.0f} ms, at most {max(latencies):.0f} ms")
     assert max(latencies) < BOUND_MS

@@ -18,6 +18,7 @@ from kit.units import shape_text
 #: ggml's kernels keep strides, paddings and kernel sizes in C ints and multiply them
 LARGEST_STEP = 1 << 20
 _MAX_NBYTES = 1 << 62
+_TRANSPOSE = int(lib.GGML_OP_TRANSPOSE)
 
 
 def home(*tensors: Tensor) -> Core:
@@ -35,6 +36,8 @@ def home(*tensors: Tensor) -> Core:
                 tensor.p  # noqa: B018 - raises ClosedError
             if tensor._base is not None:
                 tensor.root  # noqa: B018 - raises ClosedError: ggml looks into the source of a view
+                if tensor._p.op == _TRANSPOSE and is_quantized(tensor):
+                    raise _no_transposed_blocks(tensor)
             if other is not core:
                 core = _younger(core, other)
         return core
@@ -45,6 +48,13 @@ def home(*tensors: Tensor) -> Core:
         raise ArgumentError(
             f"an operation takes kit.Tensor, got {type(wrong).__name__}; make one with ctx.input()"
         ) from None
+
+
+def _no_transposed_blocks(tensor: Tensor) -> ShapeError:
+    return ShapeError(
+        f"{tensor.label} is the transpose of a quantized matrix, whose blocks lie along the other axis; "
+        f"it can only stand behind @: x @ w.T"
+    )
 
 
 def _younger(one: Core, other: Core) -> Core:

@@ -22,7 +22,7 @@ from kit.core.ops._base import (
     step,
 )
 from kit.core.tensor import Tensor
-from kit.errors import DTypeError
+from kit.errors import ArgumentError, DTypeError
 
 #: the scratch memory ggml gives its direct convolutions
 _WORK_NBYTES = 16 << 20
@@ -240,7 +240,8 @@ def _plane(
 def _pairs(use: str, stride: Any, pad: Any, dilation: Any) -> list[tuple[int, int]]:
     pairs = []
     for what, values, check in (("stride", stride, step), ("pad", pad, padding), ("dilation", dilation, step)):
-        expect(isinstance(values, (tuple, list)) and len(values) == 2, f"{use}: {what} is {values!r}; give a pair")
+        if not isinstance(values, (tuple, list)) or len(values) != 2:
+            raise ArgumentError(f"{use}: {what} is {values!r}; give a pair")
         pairs.append((check(values[0], use, what), check(values[1], use, what)))
     return pairs
 

@@ -20,7 +20,7 @@ from kit.core.ops._base import (
 )
 from kit.core.ops.convolution import expect_patch
 from kit.core.tensor import Tensor
-from kit.errors import DTypeError
+from kit.errors import ArgumentError, DTypeError
 
 Triple = tuple[int, int, int]
 
@@ -158,7 +158,8 @@ def _space(
     )
     triples: list[list[int]] = []
     for what, values, check in (("stride", stride, step), ("pad", pad, padding), ("dilation", dilation, step)):
-        expect(isinstance(values, (tuple, list)) and len(values) == 3, f"{use}: {what} is {values!r}; give a triple")
+        if not isinstance(values, (tuple, list)) or len(values) != 3:
+            raise ArgumentError(f"{use}: {what} is {values!r}; give a triple")
         triples.append([check(value, use, what) for value in reversed(values)])  # ggml: width first
     out = []
     for axis, (s, p, d) in enumerate(zip(*triples, strict=True)):

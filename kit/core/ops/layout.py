@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from kit.core.context import check_shape
+from kit.core.checks import check_shape
 from kit.core.dtypes import dtype_by_id
 from kit.core.native import lib
 from kit.core.ops._base import (

@@ -193,7 +193,7 @@ def matmul(x: Tensor, y: Tensor) -> Tensor:
     """
     if not isinstance(y, Tensor):
         return NotImplemented
-    home(x, y)
+    home(x, y._base if y._base is not None and y.op == "TRANSPOSE" else y)
     k, rows = int(x.p.ne[0]), int(y.p.ne[1])
     expect(
         k == rows and y.ndim > 1,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from kit.core.context import check_shape
+from kit.core.checks import check_shape
 from kit.core.dtypes import DType, dtype_by_id, dtype_of
 from kit.core.native import ffi, lib
 from kit.core.ops import _base
@@ -174,6 +174,8 @@ def permute(a: Tensor, order: Sequence[int]) -> Tensor:
     except TypeError:
         fits = False
     expect(fits, f"permute: {order!r} is no order of the {n} axes of {a.label}")
+    moved = order[n - 1] not in (n - 1, -1)
+    expect(not (moved and is_quantized(a)), f"permute: the last axis of {a.label} is made of blocks and cannot move")
     axes = [0, 1, 2, 3]
     for new, old in enumerate(order):
         axes[n - 1 - old] = n - 1 - new  # ggml counts from the last axis and asks where each old one goes

@@ -34,10 +34,9 @@ def arange(ctx: Context, start: float, stop: float, step: float = 1.0) -> Tensor
     ctx._core.check()
     first, last, by = (real(n, "arange", what) for n, what in ((start, "start"), (stop, "stop"), (step, "step")))
     with np.errstate(all="ignore"):
+        ascending = np.float32(last) > np.float32(first) and np.float32(by) > 0
         count = float(np.ceil((np.float32(last) - np.float32(first)) / np.float32(by)))
-    if not (
-        np.float32(last) > np.float32(first) and np.float32(by) > 0 and math.isfinite(count) and 1 <= count < _MOST
-    ):
+    if not (ascending and math.isfinite(count) and 1 <= count < _MOST):
         raise ArgumentError(f"arange: from {start} to {stop} by {step} are not between 1 and {_MOST} numbers of f32")
     return Tensor(lib.ggml_arange(ctx._core.room(), first, last, by), ctx._core, 1)
 

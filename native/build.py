@@ -26,7 +26,7 @@ _RELEASES_GIL = re.compile(
 _WRAPPER = re.compile(r"^_cffi_f_(\w+)\(PyObject \*self", re.M)
 
 
-class BuildNative(build_ext):  # type: ignore[misc]
+class BuildNative(build_ext):
     """The build_ext of setuptools, preceded by the generation of what it compiles."""
 
     def run(self) -> None:

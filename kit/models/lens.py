@@ -14,6 +14,7 @@ import numpy.typing as npt
 from kit.core import ops, transfer
 from kit.core.apart import ApartGraph
 from kit.core.backend import Backend
+from kit.core.compute import turn
 from kit.core.context import Context
 from kit.errors import ShapeError
 from kit.models.config import LlamaConfig
@@ -60,9 +61,10 @@ class Lens:
             part = rows[start : start + ROWS]
             padded = np.zeros((ROWS, self._width), np.float32)
             padded[: len(part)] = part
-            transfer.write(self._x, padded)
-            self._apart.compute()
-            parts.append(transfer.read(self._logits)[: len(part)])
+            with turn():  # threads share the one graph
+                transfer.write(self._x, padded)
+                self._apart.compute()
+                parts.append(transfer.read(self._logits)[: len(part)])
         return np.concatenate(parts)
 
     def close(self) -> None:

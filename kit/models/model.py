@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kit.core.backend import Backend
+from kit.core.compute import turn
 from kit.core.gguf import GGUFFile
 from kit.errors import ArgumentError, ClosedError, GGUFError, UnsupportedModel
 from kit.models.config import LlamaConfig
@@ -87,8 +88,9 @@ class Model:
     def lens_logits(self, residual: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """Return the logits (rows, n_vocab) of ``residual`` through the model's own norm and output."""
         self._require_open()
-        if self._lens is None:
-            self._lens = Lens(self.backend, self.config, self.weights)
+        with turn():
+            if self._lens is None:
+                self._lens = Lens(self.backend, self.config, self.weights)
         return self._lens.logits(residual)
 
     def pieces(self, ids: Sequence[int]) -> tuple[str, ...]:

@@ -159,11 +159,15 @@ class PassBuilder:
         values = n * self.config.n_embd_kv * 8 if self.cache.permuted else 0
         return sum(map(_padded, (n * 4, n * 4, n * n_kv * 4, n * 8, values, n * 4)))
 
-    def close(self) -> None:
-        """Free every pass and the inputs' buffer."""
+    def forget(self) -> None:
+        """Free every pass; the next of each kind is built anew."""
         for built in self._built.values():
             built.close()
         self._built.clear()
+
+    def close(self) -> None:
+        """Free every pass and the inputs' buffer."""
+        self.forget()
         self._inputs.close()
 
 

@@ -24,7 +24,7 @@ def resolve(patch: Mapping[str, Patch | npt.ArrayLike], n_layer: int) -> dict[st
     """
     found: dict[str, Patch] = {}
     for pattern, change in patch.items():
-        function = change if callable(change) else _constant(np.asarray(change, np.float32))
+        function = change if callable(change) else _constant(change)
         found.update(dict.fromkeys(match_stages([pattern], n_layer), function))
     return found
 
@@ -47,7 +47,7 @@ def watch(stage: Stage, copy_to: npt.NDArray[np.float32] | None, patch: Patch | 
     return Watched(stage.tensor, call=change)
 
 
-def _constant(array: npt.NDArray[np.float32]) -> Patch:
+def _constant(array: npt.ArrayLike) -> Patch:
     return lambda value: array
 
 

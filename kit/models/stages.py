@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import reprlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -16,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kit.core.tensor import Tensor
-from kit.errors import ShapeError, UnknownStage
+from kit.errors import ArgumentError, ShapeError, UnknownStage
 from kit.units import shape_text
 
 _BLOCK = (
@@ -88,9 +89,15 @@ class Stage:
         """Turn an edited value back into the node's: checked, padded, float32, contiguous.
 
         Raises:
-            ShapeError: another shape than `seen_shape`; names the stage.
+            ShapeError: another shape than `seen_shape`. ArgumentError: no numbers. Both name the stage.
         """
-        array = np.asarray(value, np.float32)
+        try:
+            array = np.asarray(value, np.float32)
+        except (TypeError, ValueError):
+            raise ArgumentError(
+                f"{what} of stage {self.name!r} is {reprlib.repr(value)}; "
+                f"it must be numbers of shape {shape_text(self.seen_shape)}"
+            ) from None
         if array.shape != self.seen_shape:
             raise ShapeError(
                 f"{what} of stage {self.name!r} has shape {shape_text(array.shape)}; "

@@ -181,6 +181,7 @@ class Walk(Iterator[Step]):
         """Give the walk's memory back; a pass that is not complete is forgotten."""
         if not self._closed:
             self._closed = True
+            self._step = None
             self._apart.close()
             self._built.close()
 

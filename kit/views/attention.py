@@ -57,9 +57,9 @@ class AttentionView(View):
         return f"Attention: {self.stage}, {self.n_heads} heads"
 
     def keys(self) -> tuple[str, ...]:
-        """Return a text per key; keys from before this run have none."""
+        """Return a text per key; for keys from before this run, their position: ``@3``."""
         n_before = int(self.scores.shape[2]) - len(self.tokens)
-        return ("",) * n_before + self.tokens
+        return (*(f"@{i}" for i in range(n_before)), *self.tokens)
 
     def text(self) -> str:
         """Return what each head looks at most after the last token."""

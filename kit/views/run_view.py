@@ -26,7 +26,7 @@ _N_NEXT = 5
 
 @dataclass(frozen=True)
 class Guess:
-    """A token that may come next; ``text`` is its number where the run kept no residual to name it by."""
+    """A token that may come next; ``text`` is its number: a run without residuals has no names for tokens it did not read."""
 
     text: str
     probability: float
@@ -45,7 +45,7 @@ class NextTokens(View):
         shares = np.exp(logits - logits.max())
         shares /= shares.sum()
         best = np.argsort(-shares, kind="stable")[:_N_NEXT]
-        return cls(tuple(Guess(f"token {i}", float(shares[i])) for i in best))
+        return cls(tuple(Guess(f"#{i}", float(shares[i])) for i in best))
 
     @property
     def title(self) -> str:

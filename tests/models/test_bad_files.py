@@ -168,6 +168,13 @@ def test_a_count_that_is_none_is_named(path, key, value):
     assert re.search(rf"llama\.{key}|tensor '", message), message
 
 
+@pytest.mark.parametrize("key", COUNTS)
+def test_a_count_within_reach_that_no_tensor_bears_out_is_refused_at_once(path, key):
+    tiny.write(path, tiny.Tiny(), **{key.replace(".", "__"): 1 << 24})
+    message = fails(path, kit.GGUFError, "model.gguf")
+    assert re.search(rf"llama\.{key}|tensor '", message), message
+
+
 NUMBERS = ["attention.layer_norm_rms_epsilon", "rope.freq_base"]
 
 

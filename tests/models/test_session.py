@@ -127,6 +127,13 @@ def test_a_patch_of_another_shape_is_refused(session, value):
     assert session.n_past == 0
 
 
+@pytest.mark.parametrize("value", ["abc", [[1], [2, 3]], {}, object(), lambda value: "abc", lambda value: object()])
+def test_a_patch_that_is_no_numbers_is_refused(session, value):
+    with pytest.raises(kit.ArgumentError, match=r"patch of stage 'embed' is .*numbers of shape \(8, 64\)"):
+        session.run(IDS, patch={"embed": value})
+    assert session.n_past == 0
+
+
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt, SystemExit])
 def test_what_a_patch_raises_arrives_and_the_session_is_as_before(either, error):
     before = either.run(IDS[:4])
@@ -156,12 +163,15 @@ def test_nothing_else_may_run_on_the_backend_inside_a_patch(model, session):
     other = model.session(n_ctx=256)
     expected = session.run(IDS).logits
     session.reset()
+    ctx = kit.Context(model.backend)
+    graph = ctx.graph(kit.ops.silu(ctx.tensor((4,)).set(1)))
     actions = [
         lambda: session.run(IDS),
         lambda: session.steps(IDS),
         lambda: list(session.generate(IDS, max_tokens=1)),
         session.reset,
         session.close,
+        graph.compute,
         model.close,
         model.backend.close,
         lambda: other.run(IDS),
@@ -178,6 +188,7 @@ def test_nothing_else_may_run_on_the_backend_inside_a_patch(model, session):
     assert np.array_equal(session.run(IDS, patch={"blk.0.resid": misuse}).logits, expected)
     assert refused == actions
     assert np.array_equal(other.run(IDS).logits, expected)
+    assert np.allclose(graph.compute().numpy(), 1 / (1 + np.exp(-1)))
 
 
 def test_the_run_says_what_it_is(session):

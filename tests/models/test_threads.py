@@ -42,6 +42,14 @@ def test_sessions_of_one_model_in_two_threads_do_not_mix(model):
             future.result(timeout=60)
 
 
+def test_the_lens_may_be_used_by_two_threads(model):
+    rows = np.random.default_rng(0).standard_normal((2, 20, 64)).astype(np.float32)
+    with ThreadPoolExecutor(2) as pool:
+        for many in list(pool.map(lambda i: [model.lens_logits(rows[i]) for _ in range(50)], range(2))):
+            assert all(np.array_equal(many[0], one) for one in many)
+    assert not np.array_equal(model.lens_logits(rows[0]), model.lens_logits(rows[1]))
+
+
 def test_a_walk_goes_on_in_another_thread(session):
     expected = session.run(IDS).logits
     session.reset()
@@ -105,5 +113,7 @@ def test_an_interrupted_step_ends_its_walk_alone(demo):
             for _ in walk:
                 pass
         timer.join()
-        assert session.tokens == ()
+        assert session.tokens == () and session.position is None
+        with pytest.raises(kit.ClosedError, match="interrupted"):
+            next(walk)
         assert np.array_equal(session.run([100, 101, 102]).logits, expected)

@@ -39,7 +39,7 @@ def test_next_tokens_are_the_softmax_of_the_last_row(run: Run) -> None:
     row = run.logits[-1].astype(float)
     shares = np.exp(row) / np.exp(row).sum()
     guesses = NextTokens.of(run).guesses
-    assert guesses[0].text == f"token {row.argmax()}"
+    assert guesses[0].text == f"#{row.argmax()}"
     assert [g.probability for g in guesses] == pytest.approx(sorted(shares, reverse=True)[:5])
 
 
@@ -57,10 +57,10 @@ def test_attention_names_what_the_last_token_looks_at() -> None:
     assert text.splitlines()[-1].split() == ["head", "0", "b", "70%", "c", "20%", "a", "10%"]
 
 
-def test_attention_over_an_earlier_part_has_keys_without_names() -> None:
+def test_attention_over_an_earlier_part_names_those_keys_by_position() -> None:
     scores = np.full((2, 2, 5), 0.2, np.float32)
     drawn = AttentionView("blk.0.attn.scores", ("a", "b"), scores)
-    assert drawn.keys() == ("", "", "", "a", "b")
+    assert drawn.keys() == ("@0", "@1", "@2", "a", "b")
     assert len(drawn.png()) > 5_000
 
 

@@ -1,0 +1,1 @@
+"""Ratios against peers, each measured side by side in one run: ``python -m benchmarks`` (``make bench``)."""

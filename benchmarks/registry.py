@@ -1,0 +1,21 @@
+"""The benchmarks there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from benchmarks import chain, cold, contexts, decode, imports, metadata, stepping
+from benchmarks.measure import Figure
+
+#: Takes the number of rounds and a scale from 0 to 1 for sizes; 1 is what the bounds are for.
+Benchmark = Callable[[int, float], list[Figure]]
+
+BENCHMARKS: dict[str, Benchmark] = {
+    "imports": imports.run,
+    "contexts": contexts.run,
+    "chain": chain.run,
+    "metadata": metadata.run,
+    "decode": decode.run,
+    "stepping": stepping.run,
+    "cold": cold.run,
+}

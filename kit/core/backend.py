@@ -67,7 +67,8 @@ class Backend:
         """Give every node of ``graph`` its place in the compute buffers, unless it is the one that has it.
 
         Raises:
-            OutOfMemory: a device has no room; the scheduler is left empty. BusyError: called by a computation of its own.
+            OutOfMemory: a device has no room; the scheduler is left empty.
+            BusyError: called by a computation of its own.
         """
         with turn():
             self._state.refuse_nested()

@@ -22,15 +22,16 @@ class Buffer:
     """One ggml buffer. ``close()`` frees it; tensors placed in it are unreadable from then on."""
 
     def __init__(
-        self, handle: Any, *, purpose: str, owner: str, name: str, holds: object = None, nbytes: int | None = None
+        self, handle: Any, *, purpose: str, owner: str, name: str, holds: object = None, borrowed: bool = False
     ) -> None:
-        self.nbytes = int(lib.ggml_backend_buffer_get_size(handle)) if nbytes is None else nbytes
+        self.nbytes = int(lib.ggml_backend_buffer_get_size(handle))
         self.buffer_type = text(lib.ggml_backend_buffer_name(handle))
         self.purpose = purpose
         self.owner = owner
         self.name = name
         self.holds = holds  # memory that must outlive the buffer
-        entry = ledger.Resource("buffer", self.nbytes, name, owner, purpose, self.buffer_type)
+        own = 0 if borrowed else self.nbytes  # a mapping, or the application, accounts for borrowed memory
+        entry = ledger.Resource("buffer", own, name, owner, purpose, self.buffer_type)
         self._handle = handle
         self._finalizer = weakref.finalize(self, _free, handle, ledger.opened(entry), holds)
 
@@ -73,7 +74,7 @@ class Buffer:
                 f"{name}: starts {address % alignment} bytes past a multiple of {alignment}; use aligned()"
             )
         handle = lib.ggml_backend_cpu_buffer_from_ptr(pointer, view.nbytes)
-        return cls(handle, purpose="inputs", owner="application", name=name, holds=(view, pointer), nbytes=view.nbytes)
+        return cls(handle, purpose="inputs", owner="application", name=name, holds=(view, pointer), borrowed=True)
 
     @property
     def handle(self) -> Any:

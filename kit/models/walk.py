@@ -170,7 +170,7 @@ class Walk(Iterator[Step]):
         model = self._session.model
         if name == "logits":
             return top_entries(value[-1], k, model.tokenizer)
-        if value.ndim != 2 or value.shape[-1] != model.config.n_embd or name == "norm":
+        if name != "embed" and not name.endswith((".resid", ".resid_mid")):
             raise ArgumentError(
                 f"the lens looks through stages of the residual stream (tokens, {model.config.n_embd}); "
                 f"{name!r} is none: use embed, blk.*.resid_mid, blk.*.resid, or logits"

@@ -118,7 +118,12 @@ class _Mapping:
         lib.ggml_backend_buffer_set_usage(handle_, lib.GGML_BACKEND_BUFFER_USAGE_WEIGHTS)
         number = ledger.opened(ledger.Resource("mapping", file.nbytes, name, "weights", "weights", "mapped file"))
         self.buffer = Buffer(
-            handle_, purpose="weights", owner="weights", name=f"over the mapping of {name}", holds=pointer
+            handle_,
+            purpose="weights",
+            owner="weights",
+            name=f"over the mapping of {name}",
+            holds=pointer,
+            borrowed=True,
         )
         self._finalizer = weakref.finalize(self, _unmap, self.buffer, number, view, mapped)
 

@@ -55,9 +55,8 @@ class PurposeBars(View):
             groups.setdefault(resource.purpose, []).append(resource)
         bars = []
         for purpose, group in groups.items():
-            own = [resource for resource in group if not _over_mapping(resource, group)]
-            types = ", ".join(dict.fromkeys(r.buffer_type for r in own if r.buffer_type))
-            bars.append(PurposeBar(purpose, sum(r.nbytes for r in own), len(own), types))
+            types = ", ".join(dict.fromkeys(r.buffer_type for r in group if r.buffer_type))
+            bars.append(PurposeBar(purpose, sum(r.nbytes for r in group), len(group), types))
         return cls(tuple(sorted(bars, key=lambda bar: -bar.nbytes)))
 
     @property
@@ -112,8 +111,3 @@ class PurposeBars(View):
         """A row per purpose."""
         rows = [(b.purpose, bytes_text(b.nbytes), str(b.n_resources), b.buffer_types, b.what) for b in self.bars]
         return markup.table(("purpose", "bytes", "resources", "buffer types", "what it is"), rows, right=(1, 2))
-
-
-def _over_mapping(resource: Resource, group: list[Resource]) -> bool:
-    """Whether a buffer has no bytes of its own because it lies over a file mapped by another of the group."""
-    return resource.buffer_type.endswith("_Mapped") and any(other.kind == "mapping" for other in group)

@@ -26,7 +26,7 @@ _N_NEXT = 5
 
 @dataclass(frozen=True)
 class Guess:
-    """A token that may come next; ``text`` is its number: a run without residuals has no names for tokens it did not read."""
+    """A token that may come next; ``text`` is its number: a run has no names for tokens it did not read."""
 
     text: str
     probability: float

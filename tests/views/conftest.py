@@ -48,7 +48,7 @@ def bars() -> PurposeBars:
     return PurposeBars.of(
         [
             Resource("mapping", 3 << 20, HOSTILE[0], "weights", "weights", "mapped file"),
-            Resource("buffer", 3 << 20, "over it", "weights", "weights", "CPU_Mapped"),
+            Resource("buffer", 0, "over it", "weights", "weights", "CPU_Mapped"),
             Resource("buffer", 1 << 20, "cache", HOSTILE[1], "kv cache", "CPU"),
             Resource("context", 512, "x", "x", HOSTILE[2]),
         ]

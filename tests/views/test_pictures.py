@@ -78,7 +78,7 @@ def test_the_table_has_every_stage(stage_table: StageTable) -> None:
     assert len(stage_table.text().splitlines()) == 1 + len(stage_table.rows)
 
 
-def test_a_buffer_over_a_mapped_file_counts_once(bars: PurposeBars) -> None:
+def test_bars_sum_up_by_purpose_largest_first(bars: PurposeBars) -> None:
     assert bars.bars[0].purpose == "weights"
     assert bars.bars[0].nbytes == 3 << 20
     assert bars.nbytes == (3 << 20) + (1 << 20) + 512

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from kit.core.context import Core
@@ -93,10 +93,10 @@ def present(*tensors: Tensor | None) -> list[Tensor]:
     return [tensor for tensor in tensors if tensor is not None]
 
 
-def expect(truth: bool, message: str) -> None:
-    """Raise ShapeError with ``message`` unless ``truth``."""
+def expect(truth: bool, message: Callable[[], str]) -> None:
+    """Raise ShapeError with what ``message`` returns unless ``truth``: labels cost more than the check."""
     if not truth:
-        raise ShapeError(message)
+        raise ShapeError(message())
 
 
 @functools.cache
@@ -148,21 +148,26 @@ def shape4(tensor: Tensor) -> tuple[int, int, int, int]:
 def expect_shape(tensor: Tensor, shape: tuple[int, ...], use: str, what: str) -> None:
     """Raise ShapeError unless the tensor has ``shape`` (numpy order, leading extents of one do not count)."""
     wanted = (1,) * (4 - len(shape)) + tuple(shape)
-    expect(shape4(tensor) == wanted, f"{use}: {what} {tensor.label} should have shape {shape_text(tuple(shape))}")
+    expect(
+        shape4(tensor) == wanted, lambda: f"{use}: {what} {tensor.label} should have shape {shape_text(tuple(shape))}"
+    )
 
 
 def expect_same_shape(a: Tensor, b: Tensor, use: str) -> None:
     """Raise ShapeError unless the two have the same shape."""
-    expect(bool(lib.ggml_are_same_shape(a.p, b.p)), f"{use}: {a.label} and {b.label} should have the same shape")
+    expect(
+        bool(lib.ggml_are_same_shape(a.p, b.p)), lambda: f"{use}: {a.label} and {b.label} should have the same shape"
+    )
 
 
 def expect_extents(use: str, extents: Iterable[int], nbytes: int = 4) -> None:
     """Raise ShapeError for a result with an extent below 1 or larger than any machine addresses."""
     total = nbytes
     for extent in extents:
-        expect(extent > 0, f"{use}: the result would have an extent of {extent}")
+        if extent < 1:
+            raise ShapeError(f"{use}: the result would have an extent of {extent}")
         total *= extent
-    expect(total <= _MAX_NBYTES, f"{use}: the result would take {total} bytes, more than any machine addresses")
+    expect(total <= _MAX_NBYTES, lambda: f"{use}: the result would take {total} bytes, more than any machine addresses")
 
 
 def integer(value: Any, use: str, what: str, low: int, high: int) -> int:

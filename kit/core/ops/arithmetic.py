@@ -52,7 +52,7 @@ def add_cast(a: Tensor, b: Tensor, dtype: str | DType) -> Tensor:
     expect_dtype(b, "f32", use="add_cast")
     expect(
         a.p.ne[0] == b.p.ne[0] and bool(_can_repeat(b.p, a.p)),
-        f"add_cast: the rows of {b.label} do not repeat over {a.label}",
+        lambda: f"add_cast: the rows of {b.label} do not repeat over {a.label}",
     )
     expect_rows(a, "add_cast")
     expect_rows(b, "add_cast")
@@ -81,7 +81,7 @@ def add_id(a: Tensor, b: Tensor, ids: Tensor) -> Tensor:
     ne, ne_b, ne_ids = a.p.ne, b.p.ne, ids.p.ne
     expect(
         ne[0] == ne_b[0] and ne[1] == ne_ids[0] and ne[2] == ne_ids[1] and ne[3] == 1,
-        f"add_id: {ids.label} does not name a row of {b.label} for each row of {a.label}",
+        lambda: f"add_id: {ids.label} does not name a row of {b.label} for each row of {a.label}",
     )
     return node(lib.ggml_add_id(core.room(), a.p, b.p, ids.p), core, a)
 
@@ -136,7 +136,9 @@ def part_of(
     aligned = all(number % size == 0 for number in (*chosen, start))
     expect(
         end <= a.nbytes and aligned and max(chosen) <= _INT_MAX and b.size <= a.size,
-        f"{use}: {b.label} at byte {start} with strides {chosen} does not lie inside {a.label} of {a.nbytes} bytes",
+        lambda: (
+            f"{use}: {b.label} at byte {start} with strides {chosen} does not lie inside {a.label} of {a.nbytes} bytes"
+        ),
     )
     return chosen[0], chosen[1], chosen[2], start
 
@@ -170,7 +172,7 @@ def _unusual(function: Any, name: str, a: Tensor, b: Tensor) -> tuple[Any, Tenso
         a, b = b, a
     expect(
         bool(_can_repeat(b.p, a.p)),
-        f"{name}: {b.label} does not repeat over {a.label}; every axis must divide the other's",
+        lambda: f"{name}: {b.label} does not repeat over {a.label}; every axis must divide the other's",
     )
     if function is _ADD and is_quantized(a) and b.p.type == _F32:
         _expect_quantized_sum(name, a, b)

@@ -53,12 +53,12 @@ def flash_attn_ext(
             and mask.p.ne[1] >= q.p.ne[1]
             and q.p.ne[2] % mask.p.ne[2] == 0
             and q.p.ne[3] % mask.p.ne[3] == 0,
-            f"flash_attn_ext: mask {mask.label} does not cover {q.label} over {k.label}",
+            lambda: f"flash_attn_ext: mask {mask.label} does not cover {q.label} over {k.label}",
         )
     factor = 1 / math.sqrt(q.p.ne[0]) if scale is None else real(scale, "flash_attn_ext", "scale")
     bias = real(max_bias, "flash_attn_ext", "max_bias", 0.0)
     cap = real(logit_softcap, "flash_attn_ext", "logit_softcap", 0.0)
-    expect(bias == 0.0 or mask is not None, f"flash_attn_ext: max_bias needs a mask to multiply, for {q.label}")
+    expect(bias == 0.0 or mask is not None, lambda: f"flash_attn_ext: max_bias needs a mask to multiply, for {q.label}")
     if sinks is not None:
         expect_dtype(sinks, "f32", use="flash_attn_ext")
         expect_plain(sinks, "flash_attn_ext")
@@ -79,10 +79,12 @@ def _expect_fit(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise DTypeError(f"flash_attn_ext: ggml cannot multiply with {k.dtype}, the type of {k.label}; use f16")
     if not convertible(int(v.p.type), readable=True):
         raise DTypeError(f"flash_attn_ext: ggml cannot read {v.dtype}, the type of {v.label}; use f16")
-    expect(q.p.ne[0] == k.p.ne[0], f"flash_attn_ext: head sizes of {q.label} and {k.label} differ")
-    expect(k.p.ne[1] == v.p.ne[1] and k.p.ne[2] == v.p.ne[2], f"flash_attn_ext: {k.label} and {v.label} differ")
-    expect(q.p.ne[2] % k.p.ne[2] == 0, f"flash_attn_ext: the heads of {k.label} do not divide those of {q.label}")
+    expect(q.p.ne[0] == k.p.ne[0], lambda: f"flash_attn_ext: head sizes of {q.label} and {k.label} differ")
+    expect(k.p.ne[1] == v.p.ne[1] and k.p.ne[2] == v.p.ne[2], lambda: f"flash_attn_ext: {k.label} and {v.label} differ")
+    expect(
+        q.p.ne[2] % k.p.ne[2] == 0, lambda: f"flash_attn_ext: the heads of {k.label} do not divide those of {q.label}"
+    )
     expect(
         q.p.ne[3] == k.p.ne[3] == v.p.ne[3],
-        f"flash_attn_ext: the first axes of {q.label}, {k.label} and {v.label} differ",
+        lambda: f"flash_attn_ext: the first axes of {q.label}, {k.label} and {v.label} differ",
     )

@@ -57,11 +57,11 @@ def im2col(
     ne_k, ne = kernel.p.ne, data.p.ne
     width = _out("im2col", ne[0], ne_k[0], s0, p0, d0, kernel, data)
     if is_2d:
-        expect(ne_k[2] == ne[2], f"im2col: {kernel.label} and {data.label} differ in channels")
+        expect(ne_k[2] == ne[2], lambda: f"im2col: {kernel.label} and {data.label} differ in channels")
         height = _out("im2col", ne[1], ne_k[1], s1, p1, d1, kernel, data)
         expect_extents("im2col", (ne_k[0], ne_k[1], ne_k[2], width, height, ne[3]))
     else:
-        expect(ne_k[1] == ne[1] and ne[3] == 1, f"im2col: {kernel.label} and {data.label} differ in channels")
+        expect(ne_k[1] == ne[1] and ne[3] == 1, lambda: f"im2col: {kernel.label} and {data.label} differ in channels")
         expect_extents("im2col", (ne_k[0], ne_k[1], width, ne[2]))
     raw = lib.ggml_im2col(core.room(), kernel.p, data.p, s0, s1, p0, p1, d0, d1, bool(is_2d), kind.id)
     return node(raw, core, ndim=4 if is_2d else 3)
@@ -77,9 +77,9 @@ def conv_1d(kernel: Tensor, data: Tensor, *, stride: int = 1, pad: int = 0, dila
     core = home(kernel, data)
     ne_k, ne = kernel.p.ne, data.p.ne
     _expect_two_steps("conv_1d", kernel, data, "f16", "f32")
-    expect(ne_k[1] == ne[1], f"conv_1d: {kernel.label} and {data.label} differ in channels")
-    expect(ne[2] == 1 and ne[3] == 1, f"conv_1d: {data.label} is a batch; convolve one item at a time")
-    expect(ne_k[3] == 1, f"conv_1d: the kernel {kernel.label} should have 3 axes")
+    expect(ne_k[1] == ne[1], lambda: f"conv_1d: {kernel.label} and {data.label} differ in channels")
+    expect(ne[2] == 1 and ne[3] == 1, lambda: f"conv_1d: {data.label} is a batch; convolve one item at a time")
+    expect(ne_k[3] == 1, lambda: f"conv_1d: the kernel {kernel.label} should have 3 axes")
     s, p, d = step(stride, "conv_1d", "stride"), padding(pad, "conv_1d", "pad"), step(dilation, "conv_1d", "dilation")
     length = _out("conv_1d", ne[0], ne_k[0], s, p, d, kernel, data)
     expect_extents("conv_1d", (ne_k[0], ne_k[1], length))
@@ -103,9 +103,9 @@ def conv_1d_dw(kernel: Tensor, data: Tensor, *, stride: int = 1, pad: int = 0, d
     _expect_two_steps("conv_1d_dw", kernel, data, "f16", "f32")
     expect(
         ne_k[1] == 1 and ne_k[2] == ne[1] and ne_k[3] == 1,
-        f"conv_1d_dw: the kernel {kernel.label} should be (channels, 1, width) for {data.label}",
+        lambda: f"conv_1d_dw: the kernel {kernel.label} should be (channels, 1, width) for {data.label}",
     )
-    expect(ne[2] == 1 and ne[3] == 1, f"conv_1d_dw: {data.label} is a batch; convolve one item at a time")
+    expect(ne[2] == 1 and ne[3] == 1, lambda: f"conv_1d_dw: {data.label} is a batch; convolve one item at a time")
     s, p = step(stride, "conv_1d_dw", "stride"), padding(pad, "conv_1d_dw", "pad")
     d = step(dilation, "conv_1d_dw", "dilation")
     length = _out("conv_1d_dw", ne[0], ne_k[0], s, p, d, kernel, data)
@@ -208,7 +208,9 @@ def expect_patch(use: str, kernel: Tensor, channels: int, outputs: int) -> None:
     ne = kernel.p.ne
     depth = int(ne[2]) if use == "conv_3d_direct" else 1
     patch = int(ne[0]) * int(ne[1]) * depth * channels * int(lib.ggml_type_size(kernel.p.type)) + outputs * 4
-    expect(patch <= _WORK_NBYTES, f"{use}: a patch of {kernel.label} takes {patch} bytes, ggml has {_WORK_NBYTES}")
+    expect(
+        patch <= _WORK_NBYTES, lambda: f"{use}: a patch of {kernel.label} takes {patch} bytes, ggml has {_WORK_NBYTES}"
+    )
 
 
 def _expect_two_steps(use: str, kernel: Tensor, data: Tensor, *kernel_types: str) -> None:
@@ -225,10 +227,10 @@ def _plane(
     if depthwise:
         expect(
             ne_k[2] == 1 and ne_k[3] == ne[2],
-            f"{use}: the kernel {kernel.label} should be (channels, 1, height, width) for {data.label}",
+            lambda: f"{use}: the kernel {kernel.label} should be (channels, 1, height, width) for {data.label}",
         )
     else:
-        expect(ne_k[2] == ne[2], f"{use}: {kernel.label} and {data.label} differ in channels")
+        expect(ne_k[2] == ne[2], lambda: f"{use}: {kernel.label} and {data.label} differ in channels")
     (s1, s0), (p1, p0), (d1, d0) = _pairs(use, stride, pad, dilation)
     width = _out(use, ne[0], ne_k[0], s0, p0, d0, kernel, data)
     height = _out(use, ne[1], ne_k[1], s1, p1, d1, kernel, data)
@@ -248,5 +250,5 @@ def _pairs(use: str, stride: Any, pad: Any, dilation: Any) -> list[tuple[int, in
 
 def _out(use: str, extent: int, kernel: int, s: int, p: int, d: int, k: Tensor, data: Tensor) -> int:
     reach = int(extent) + 2 * p - d * (int(kernel) - 1) - 1
-    expect(reach >= 0, f"{use}: the kernel {k.label} is larger than {data.label} with its padding")
+    expect(reach >= 0, lambda: f"{use}: the kernel {k.label} is larger than {data.label} with its padding")
     return reach // s + 1

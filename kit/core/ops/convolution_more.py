@@ -39,8 +39,8 @@ def col2im_1d(a: Tensor, *, stride: int, channels: int, pad: int = 0) -> Tensor:
     ne = a.p.ne
     s, p = step(stride, "col2im_1d", "stride"), padding(pad, "col2im_1d", "pad")
     c = integer(channels, f"col2im_1d of {a.label}", "channels", 1, int(min(ne[0], (1 << 31) - 1)))
-    expect(ne[2] == 1 and ne[3] == 1, f"col2im_1d takes a matrix; {a.label} has more axes")
-    expect(ne[0] % c == 0, f"col2im_1d: the rows of {a.label} are no whole number of {c} channels")
+    expect(ne[2] == 1 and ne[3] == 1, lambda: f"col2im_1d takes a matrix; {a.label} has more axes")
+    expect(ne[0] % c == 0, lambda: f"col2im_1d: the rows of {a.label} are no whole number of {c} channels")
     expect_extents("col2im_1d", (c, (ne[1] - 1) * s + ne[0] // c - 2 * p))
     return node(lib.ggml_col2im_1d(core.room(), a.p, s, c, p), core, ndim=2)
 
@@ -54,8 +54,11 @@ def conv_transpose_1d(kernel: Tensor, data: Tensor, *, stride: int = 1) -> Tenso
     core = home(kernel, data)
     _expect_types("conv_transpose_1d", kernel, data)
     ne_k, ne = kernel.p.ne, data.p.ne
-    expect(ne[2] == 1 and ne[3] == 1, f"conv_transpose_1d: {data.label} should be (in, length)")
-    expect(ne_k[2] == ne[1] and ne_k[3] == 1, f"conv_transpose_1d: {kernel.label} and {data.label} differ in channels")
+    expect(ne[2] == 1 and ne[3] == 1, lambda: f"conv_transpose_1d: {data.label} should be (in, length)")
+    expect(
+        ne_k[2] == ne[1] and ne_k[3] == 1,
+        lambda: f"conv_transpose_1d: {kernel.label} and {data.label} differ in channels",
+    )
     s = step(stride, "conv_transpose_1d", "stride")
     expect_extents("conv_transpose_1d", ((ne[0] - 1) * s + ne_k[0], ne_k[1]))
     return node(lib.ggml_conv_transpose_1d(core.room(), kernel.p, data.p, s, 0, 1), core, ndim=2)
@@ -71,8 +74,8 @@ def conv_transpose_2d_p0(kernel: Tensor, data: Tensor, *, stride: int = 1) -> Te
     core = home(kernel, data)
     _expect_types("conv_transpose_2d_p0", kernel, data)
     ne_k, ne = kernel.p.ne, data.p.ne
-    expect(ne_k[3] == ne[2], f"conv_transpose_2d_p0: {kernel.label} and {data.label} differ in channels")
-    expect(ne[3] == 1, f"conv_transpose_2d_p0: {data.label} is a batch; convolve one item at a time")
+    expect(ne_k[3] == ne[2], lambda: f"conv_transpose_2d_p0: {kernel.label} and {data.label} differ in channels")
+    expect(ne[3] == 1, lambda: f"conv_transpose_2d_p0: {data.label} is a batch; convolve one item at a time")
     s = step(stride, "conv_transpose_2d_p0", "stride")
     expect_extents("conv_transpose_2d_p0", ((ne[0] - 1) * s + ne_k[0], (ne[1] - 1) * s + ne_k[1], ne_k[2]))
     return node(lib.ggml_conv_transpose_2d_p0(core.room(), kernel.p, data.p, s), core, ndim=4)
@@ -154,7 +157,7 @@ def _space(
     c = integer(channels, f"{use} of {data.label}", "channels", 1, int(min(ne[3], (1 << 31) - 1)))
     expect(
         ne_k[3] % c == 0 and ne[3] % c == 0,
-        f"{use}: the first axes of {kernel.label} and {data.label} are no whole number of {c} channels",
+        lambda: f"{use}: the first axes of {kernel.label} and {data.label} are no whole number of {c} channels",
     )
     triples: list[list[int]] = []
     for what, values, check in (("stride", stride, step), ("pad", pad, padding), ("dilation", dilation, step)):
@@ -164,7 +167,7 @@ def _space(
     out = []
     for axis, (s, p, d) in enumerate(zip(*triples, strict=True)):
         reach = int(ne[axis]) + 2 * p - d * (int(ne_k[axis]) - 1) - 1
-        expect(reach >= 0, f"{use}: the kernel {kernel.label} is larger than {data.label} with its padding")
+        expect(reach >= 0, lambda: f"{use}: the kernel {kernel.label} is larger than {data.label} with its padding")
         out.append(reach // s + 1)
     batch, outputs = int(ne[3]) // c, int(ne_k[3]) // c
     expect_extents(use, (*(int(n) for n in ne_k[0:3]), c, *out, batch))

@@ -105,14 +105,14 @@ def _expect_glu(name: str, a: Tensor) -> None:
     expect_dtype(a, "f32", "f16", use=name)
     expect(
         bool(lib.ggml_is_contiguous_1(a.p)),
-        f"{name}: {a.label} is a view in an order ggml cannot walk; cont() it first",
+        lambda: f"{name}: {a.label} is a view in an order ggml cannot walk; cont() it first",
     )
 
 
 def _whole(function: Any, name: str, a: Tensor) -> Tensor:
     core = home(a)
     _expect_glu(name, a)
-    expect(a.p.ne[0] % 2 == 0, f"{name}: the last axis of {a.label} is odd and has no halves")
+    expect(a.p.ne[0] % 2 == 0, lambda: f"{name}: the last axis of {a.label} is odd and has no halves")
     return node(function(core.room(), a.p), core, a)
 
 

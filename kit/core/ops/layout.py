@@ -40,7 +40,7 @@ def repeat(a: Tensor, shape: Sequence[int]) -> Tensor:
     ne = (*reversed(extents), 1, 1, 1, 1)[:4]
     expect(
         all(new % old == 0 for new, old in zip(ne, ne4(a), strict=True)),
-        f"repeat: {a.label} does not repeat to shape {shape_text(extents)}",
+        lambda: f"repeat: {a.label} does not repeat to shape {shape_text(extents)}",
     )
     return node(lib.ggml_repeat_4d(core.room(), a.p, *ne), core, ndim=len(extents))
 
@@ -57,7 +57,7 @@ def concat(a: Tensor, b: Tensor, axis: int = -1) -> Tensor:
     if a.p.type != b.p.type:
         raise DTypeError(f"concat: {a.label} is {a.dtype}, {b.label} is {b.dtype}; cast() one of them")
     same = all(m == n for i, (m, n) in enumerate(zip(ne4(a), ne4(b), strict=True)) if i != at)
-    expect(same, f"concat: {a.label} and {b.label} differ on another axis than {axis}")
+    expect(same, lambda: f"concat: {a.label} and {b.label} differ on another axis than {axis}")
     for tensor in (a, b):
         if is_quantized(tensor):
             expect_rows(tensor, "concat")

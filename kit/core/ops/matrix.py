@@ -42,11 +42,13 @@ def mul_mat(a: Tensor, b: Tensor) -> Tensor:
     ne_a, ne_b = a.p.ne, b.p.ne
     expect(
         ne_a[0] == ne_b[0],
-        f"mul_mat: the last axes of {a.label} and {b.label} differ: {ne_a[0]} and {ne_b[0]}; they must be equal",
+        lambda: (
+            f"mul_mat: the last axes of {a.label} and {b.label} differ: {ne_a[0]} and {ne_b[0]}; they must be equal"
+        ),
     )
     expect(
         ne_b[2] % ne_a[2] == 0 and ne_b[3] % ne_a[3] == 0,
-        f"mul_mat: the leading axes of {a.label} do not repeat over those of {b.label}",
+        lambda: f"mul_mat: the leading axes of {a.label} do not repeat over those of {b.label}",
     )
     _expect_factors("mul_mat", a, b)
     expect_extents("mul_mat", (ne_a[1], ne_b[1], ne_b[2], ne_b[3]))
@@ -67,12 +69,12 @@ def mul_mat_id(experts: Tensor, b: Tensor, ids: Tensor) -> Tensor:
     ne, ne_b, ne_ids = experts.p.ne, b.p.ne, ids.p.ne
     expect(
         ne[3] == 1 and ne_b[3] == 1 and ne_ids[2] == 1 and ne_ids[3] == 1,
-        f"mul_mat_id: {experts.label}, {b.label} and {ids.label} should have at most 3, 3 and 2 axes",
+        lambda: f"mul_mat_id: {experts.label}, {b.label} and {ids.label} should have at most 3, 3 and 2 axes",
     )
-    expect(ne[0] == ne_b[0], f"mul_mat_id: the last axes of {experts.label} and {b.label} differ")
+    expect(ne[0] == ne_b[0], lambda: f"mul_mat_id: the last axes of {experts.label} and {b.label} differ")
     expect(
         ne_ids[1] == ne_b[2] and ne_ids[0] % ne_b[1] == 0,
-        f"mul_mat_id: {ids.label} does not name experts for each row of {b.label}",
+        lambda: f"mul_mat_id: {ids.label} does not name experts for each row of {b.label}",
     )
     _expect_factors("mul_mat_id", experts, b)
     expect_extents("mul_mat_id", (ne[1], ne_ids[0], ne_b[2]))
@@ -86,7 +88,7 @@ def within(ids: Tensor, count: int) -> Tensor:
     Some kernels of ggml use their indices unchecked and would read or write anywhere.
     """
     core = home(ids)
-    expect(count < 1 << 24, f"{ids.label}: a table of {count} rows has more than f32 counts exactly")
+    expect(count < 1 << 24, lambda: f"{ids.label}: a table of {count} rows has more than f32 counts exactly")
     room = core.room(6)
     table = lib.ggml_reshape_2d(room, lib.ggml_arange(room, 0.0, float(count), 1.0), 1, count)
     flat = lib.ggml_reshape_1d(room, ids.p, ids.size) if ids.contiguous else None
@@ -116,15 +118,18 @@ def out_prod(a: Tensor, b: Tensor) -> Tensor:
     expect_rows(a, "out_prod")
     expect(
         ne_a[1] == ne_b[1] and ne_b[2] % ne_a[2] == 0 and ne_b[3] % ne_a[3] == 0,
-        f"out_prod: {a.label} and {b.label} do not fit; the last but one axes must be equal, the leading ones repeat",
+        lambda: (
+            f"out_prod: {a.label} and {b.label} do not fit; "
+            "the last but one axes must be equal, the leading ones repeat"
+        ),
     )
-    expect(a.p.nb[0] <= a.p.nb[1], f"out_prod: {a.label} is a transposed view; cont() it first")
+    expect(a.p.nb[0] <= a.p.nb[1], lambda: f"out_prod: {a.label} is a transposed view; cont() it first")
     if a.p.type != _F32:
         if not (a.p.type in ids_of("f16") or (is_quantized(a) and convertible(a.p.type, readable=True))):
             raise DTypeError(f"out_prod takes f32, f16 or a quantized type first; {a.label} is {a.dtype}")
         expect(
             ne_a[2] == ne_b[2] and ne_a[3] == ne_b[3],
-            f"out_prod: only an f32 tensor repeats; the leading axes of {a.label} and {b.label} differ",
+            lambda: f"out_prod: only an f32 tensor repeats; the leading axes of {a.label} and {b.label} differ",
         )
     expect_extents("out_prod", (ne_a[0], ne_b[0], ne_b[2], ne_b[3]))
     return node(lib.ggml_out_prod(core.room(), a.p, b.p), core, a, b)
@@ -135,7 +140,7 @@ def diag(a: Tensor) -> Tensor:
     core = home(a)
     expect_dtype(a, "f32", use="diag")
     expect_rows(a, "diag")
-    expect(a.p.ne[1] == 1, f"diag: {a.label} has more than one row; its last but one axis should be 1")
+    expect(a.p.ne[1] == 1, lambda: f"diag: {a.label} has more than one row; its last but one axis should be 1")
     expect_extents("diag", (a.p.ne[0], a.p.ne[0], a.p.ne[2], a.p.ne[3]))
     return node(lib.ggml_diag(core.room(), a.p), core, ndim=max(a.ndim, 2))
 
@@ -158,7 +163,7 @@ def tri(a: Tensor, kind: str) -> Tensor:
     """
     core = home(a)
     expect_f32("tri", a)
-    expect(a.p.ne[0] == a.p.ne[1], f"tri: the last two axes of {a.label} differ")
+    expect(a.p.ne[0] == a.p.ne[1], lambda: f"tri: the last two axes of {a.label} differ")
     kinds = {name: int(getattr(lib, f"GGML_TRI_TYPE_{name.upper()}")) for name in _TRIANGLES}
     return node(lib.ggml_tri(core.room(), a.p, choice(kind, "tri", "kind", kinds)), core, a)
 
@@ -176,7 +181,7 @@ def solve_tri(a: Tensor, b: Tensor, left: bool = True, lower: bool = True, unit:
     ne_a, ne_b = a.p.ne, b.p.ne
     expect(
         ne_a[0] == ne_a[1] == ne_b[1] and ne_a[2] == ne_b[2] and ne_a[3] == ne_b[3],
-        f"solve_tri: {a.label} should be square and {b.label} have as many rows and the same leading axes",
+        lambda: f"solve_tri: {a.label} should be square and {b.label} have as many rows and the same leading axes",
     )
     return node(lib.ggml_solve_tri(core.room(), a.p, b.p, True, True, False), core, a, b)
 
@@ -197,12 +202,14 @@ def matmul(x: Tensor, y: Tensor) -> Tensor:
     k, rows = int(x.p.ne[0]), int(y.p.ne[1])
     expect(
         k == rows and y.ndim > 1,
-        f"matmul: {x.label} @ {_transposed_label(y)}: the last axis of the first is {k}, "
-        f"the last but one of the second is {rows if y.ndim > 1 else 'missing'}; they must be equal",
+        lambda: (
+            f"matmul: {x.label} @ {_transposed_label(y)}: the last axis of the first is {k}, "
+            f"the last but one of the second is {rows if y.ndim > 1 else 'missing'}; they must be equal"
+        ),
     )
     expect(
         x.p.ne[2] % y.p.ne[2] == 0 and x.p.ne[3] % y.p.ne[3] == 0,
-        f"matmul: the leading axes of {_transposed_label(y)} do not repeat over those of {x.label}",
+        lambda: f"matmul: the leading axes of {_transposed_label(y)} do not repeat over those of {x.label}",
     )
     w = y._base if y.op == "TRANSPOSE" and y._base is not None else cont(transpose(y))
     product = mul_mat(w, cont(x) if x.p.nb[0] != lib.ggml_type_size(x.p.type) else x)
@@ -228,7 +235,7 @@ def _expect_factors(use: str, a: Tensor, b: Tensor) -> None:
     if int(b.p.type) not in (_F32, partner):
         raise DTypeError(f"{use}: {b.label} is {b.dtype}; with {a.label} of {a.dtype} it should be f32: cast() it")
     expect_rows(a, use)
-    expect(a.p.nb[0] <= a.p.nb[1], f"{use}: {a.label} is a transposed view; cont() it first")
+    expect(a.p.nb[0] <= a.p.nb[1], lambda: f"{use}: {a.label} is a transposed view; cont() it first")
     expect_rows(b, use)
     if b.p.type != _F32:
         expect_plain(b, use)

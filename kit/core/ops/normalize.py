@@ -81,9 +81,9 @@ def soft_max_ext(
         ne, found = a.p.ne, mask.p.ne
         expect(
             found[0] == ne[0] and found[1] >= ne[1] and ne[2] % found[2] == 0 and ne[3] % found[3] == 0,
-            f"soft_max_ext: mask {mask.label} does not cover {a.label}",
+            lambda: f"soft_max_ext: mask {mask.label} does not cover {a.label}",
         )
-    expect(bias == 0.0 or mask is not None, f"soft_max_ext: max_bias needs a mask to multiply, for {a.label}")
+    expect(bias == 0.0 or mask is not None, lambda: f"soft_max_ext: max_bias needs a mask to multiply, for {a.label}")
     if sinks is not None:
         _expect_sinks(sinks, int(a.p.ne[2]), "soft_max_ext")
     raw = lib.ggml_soft_max_ext(core.room(), a.p, given(mask), factor, bias)

@@ -111,6 +111,7 @@ def _window(use: str, a: Tensor, kernel: Any, stride: Any, pad: Any, axis: int) 
         raise ArgumentError(f"{use}: pad {p} is more than half the kernel of {k}")
     extent = int(a.p.ne[axis])
     expect(
-        extent + 2 * p >= k, f"{use}: a kernel of {k} is larger than the axis of {extent} of {a.label} with its padding"
+        extent + 2 * p >= k,
+        lambda: f"{use}: a kernel of {k} is larger than the axis of {extent} of {a.label} with its padding",
     )
     return k, s, p

@@ -35,7 +35,9 @@ def ssm_conv(x: Tensor, kernel: Tensor) -> Tensor:
     ne, ne_k = x.p.ne, kernel.p.ne
     expect(
         ne[1] == ne_k[1] and ne[3] == 1 and ne_k[2] == 1 and ne_k[3] == 1 and ne[0] >= ne_k[0],
-        f"ssm_conv: {x.label} and {kernel.label} do not fit: (seqs, inner, width - 1 + tokens) and (inner, width)",
+        lambda: (
+            f"ssm_conv: {x.label} and {kernel.label} do not fit: (seqs, inner, width - 1 + tokens) and (inner, width)"
+        ),
     )
     return node(lib.ggml_ssm_conv(core.room(), x.p, kernel.p), core, ndim=3)
 
@@ -64,7 +66,7 @@ def ssm_scan(
     groups = int(b.p.ne[1])
     expect_shape(b, (seqs, tokens, groups, d_state), "ssm_scan", "b")
     expect_shape(c, (seqs, tokens, groups, d_state), "ssm_scan", "c")
-    expect(heads % groups == 0, f"ssm_scan: the {groups} groups of {b.label} do not divide {heads} heads")
+    expect(heads % groups == 0, lambda: f"ssm_scan: the {groups} groups of {b.label} do not divide {heads} heads")
     expect_shape(a, (heads, d_state if a.p.ne[0] != 1 else 1), "ssm_scan", "a")
     expect_shape(ids, (seqs,), "ssm_scan", "ids")
     k = integer(n_states, "ssm_scan", "n_states", 1, tokens if a.p.ne[0] == 1 else 1)
@@ -85,7 +87,10 @@ def rwkv_wkv6(k: Tensor, v: Tensor, r: Tensor, tf: Tensor, td: Tensor, state: Te
     core = home(k, v, r, tf, td, state)
     _expect_linear("rwkv_wkv6", state, k, v, r, td)
     expect_f32("rwkv_wkv6", tf)
-    expect(tf.size == k.p.ne[0] * k.p.ne[1], f"rwkv_wkv6: {tf.label} should have a number for each column of {k.label}")
+    expect(
+        tf.size == k.p.ne[0] * k.p.ne[1],
+        lambda: f"rwkv_wkv6: {tf.label} should have a number for each column of {k.label}",
+    )
     raw = lib.ggml_rwkv_wkv6(core.room(), k.p, v.p, r.p, tf.p, td.p, state.p)
     return node(raw, core, ndim=2)
 
@@ -98,7 +103,10 @@ def rwkv_wkv7(r: Tensor, w: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, 
             no multiple of 64, past whose end ggml would write.
     """
     core = home(r, w, k, v, a, b, state)
-    expect(r.p.ne[0] % 64 == 0, f"rwkv_wkv7: ggml needs a head size that is a multiple of 64; {r.label} has another")
+    expect(
+        r.p.ne[0] % 64 == 0,
+        lambda: f"rwkv_wkv7: ggml needs a head size that is a multiple of 64; {r.label} has another",
+    )
     _expect_linear("rwkv_wkv7", state, r, w, k, v, a, b)
     raw = lib.ggml_rwkv_wkv7(core.room(), r.p, w.p, k.p, v.p, a.p, b.p, state.p)
     return node(raw, core, ndim=2)
@@ -137,7 +145,7 @@ def gated_delta_net(
     k_heads = int(k.p.ne[1])
     expect_shape(q, (seqs, tokens, k_heads, size), "gated_delta_net", "q")
     expect_shape(k, (seqs, tokens, k_heads, size), "gated_delta_net", "k")
-    expect(heads % k_heads == 0, f"gated_delta_net: the heads of {k.label} do not divide those of {v.label}")
+    expect(heads % k_heads == 0, lambda: f"gated_delta_net: the heads of {k.label} do not divide those of {v.label}")
     expect_shape(g, (seqs, tokens, heads, size if g.p.ne[0] != 1 else 1), "gated_delta_net", "g")
     expect_shape(beta, (seqs, tokens, heads, 1), "gated_delta_net", "beta")
     expect_shape(state, (seqs, heads, size, size), "gated_delta_net", "state")
@@ -150,12 +158,14 @@ def gated_delta_net(
 def _expect_linear(use: str, state: Tensor, first: Tensor, *others: Tensor) -> None:
     expect_f32(use, state, first, *others)
     size, heads, tokens, batch = (int(n) for n in first.p.ne)
-    expect(batch == 1, f"{use}: {first.label} should be (tokens, heads, size)")
+    expect(batch == 1, lambda: f"{use}: {first.label} should be (tokens, heads, size)")
     for tensor in others:
         expect_shape(tensor, (tokens, heads, size), use, "input")
     seqs = int(state.p.ne[1])
     expect(
         state.size == seqs * heads * size * size,
-        f"{use}: the state {state.label} should be (seqs, {heads * size * size}) for {first.label}",
+        lambda: f"{use}: the state {state.label} should be (seqs, {heads * size * size}) for {first.label}",
     )
-    expect(tokens % seqs == 0, f"{use}: {tokens} tokens are not divided by the {seqs} sequences of {state.label}")
+    expect(
+        tokens % seqs == 0, lambda: f"{use}: {tokens} tokens are not divided by the {seqs} sequences of {state.label}"
+    )

@@ -60,8 +60,8 @@ def argmax(a: Tensor) -> Tensor:
     core = home(a)
     expect_dtype(a, "f32", use="argmax")
     expect_rows(a, "argmax")
-    expect(a.p.ne[2] == 1 and a.p.ne[3] == 1, f"argmax takes a matrix; {a.label} has more axes: reshape it")
-    expect(a.p.ne[0] <= _INT_MAX, f"argmax: the rows of {a.label} are longer than an i32 counts")
+    expect(a.p.ne[2] == 1 and a.p.ne[3] == 1, lambda: f"argmax takes a matrix; {a.label} has more axes: reshape it")
+    expect(a.p.ne[0] <= _INT_MAX, lambda: f"argmax: the rows of {a.label} are longer than an i32 counts")
     return node(lib.ggml_argmax(core.room(), a.p), core, ndim=1)
 
 
@@ -124,5 +124,5 @@ def _sortable(a: Tensor, use: str) -> Tensor:
     home(a)
     expect_dtype(a, "f32", use=use)
     expect_plain(a, use)
-    expect(a.p.ne[0] <= _INT_MAX, f"{use}: the rows of {a.label} are longer than an i32 counts")
+    expect(a.p.ne[0] <= _INT_MAX, lambda: f"{use}: the rows of {a.label} are longer than an i32 counts")
     return clamp(a, -math.inf, math.inf)

@@ -92,7 +92,10 @@ def rope_multi(
         raise ArgumentError(f"rope_multi: mode is {mode!r}; give 8, 24 or 40, or use rope_ext")
     core = _check("rope_multi", a, positions, factors, n_dims, 4)
     head = int(a.p.ne[0])
-    expect(mode != VISION or n_dims * 2 == head, f"rope_multi: in mode 24 n_dims is half the head size of {a.label}")
+    expect(
+        mode != VISION or n_dims * 2 == head,
+        lambda: f"rope_multi: in mode 24 n_dims is half the head size of {a.label}",
+    )
     pairs = [integer(n, "rope_multi", "a section", 0, head) for n in sections]
     if len(pairs) != 4 or not any(pairs[:3]) or sum(pairs) > head:
         raise ArgumentError(f"rope_multi: sections are {list(sections)}; give 4 counts of pairs for {a.label}")
@@ -110,17 +113,19 @@ def _check(use: str, a: Tensor, positions: Tensor, factors: Tensor | None, n_dim
     expect_plain(positions, use)
     expect(
         a.p.ne[2] * per_token == positions.p.ne[0] == positions.size,
-        f"{use}: {positions.label} needs {per_token if per_token > 1 else 'one'} position{'s' * (per_token > 1)} "
-        f"per token of {a.label}",
+        lambda: (
+            f"{use}: {positions.label} needs {per_token if per_token > 1 else 'one'} position{'s' * (per_token > 1)} "
+            f"per token of {a.label}"
+        ),
     )
     head = int(a.p.ne[0])
     dims = integer(n_dims, f"{use} of {a.label}", "n_dims", 1, _INT_MAX)
-    expect(dims % 2 == 0 and dims <= head, f"{use}: cannot rotate {dims} dims of {a.label}")
+    expect(dims % 2 == 0 and dims <= head, lambda: f"{use}: cannot rotate {dims} dims of {a.label}")
     if factors is not None:
         expect_dtype(factors, "f32", use=use)
         expect_plain(factors, use)
         enough = factors.p.ne[0] >= (head + 1) // 2  # ggml reads one for each pair of the head, rotated or not
-        expect(bool(enough), f"{use}: {factors.label} needs a factor for each pair of the heads of {a.label}")
+        expect(bool(enough), lambda: f"{use}: {factors.label} needs a factor for each pair of the heads of {a.label}")
     return core
 
 

@@ -24,7 +24,7 @@ def get_rows(a: Tensor, rows: Tensor) -> Tensor:
     expect_rows(a, "get_rows")
     expect(
         a.p.ne[2] == rows.p.ne[1] and a.p.ne[3] == rows.p.ne[2] and rows.p.ne[3] == 1,
-        f"get_rows: {rows.label} has other leading axes than {a.label}",
+        lambda: f"get_rows: {rows.label} has other leading axes than {a.label}",
     )
     expect_extents("get_rows", (a.p.ne[0], *rows.p.ne))
     return node(lib.ggml_get_rows(core.room(), a.p, rows.p), core, rows, ndim=max(a.ndim, min(rows.ndim + 1, 4)))
@@ -51,11 +51,11 @@ def set_rows(into: Tensor, values: Tensor, rows: Tensor) -> Tensor:
     ne, found, index = into.p.ne, values.p.ne, rows.p.ne
     expect(
         ne[0] == found[0] and ne[2] == found[2] and ne[3] == found[3],
-        f"set_rows: {values.label} does not fit the rows of {into.label}",
+        lambda: f"set_rows: {values.label} does not fit the rows of {into.label}",
     )
     expect(
         found[1] == index[0] and found[2] % index[1] == 0 and found[3] % index[2] == 0 and index[3] == 1,
-        f"set_rows: {values.label} at {rows.label} does not fit the rows of {into.label}",
+        lambda: f"set_rows: {values.label} at {rows.label} does not fit the rows of {into.label}",
     )
     expect_rows(into, "set_rows")
     expect_rows(values, "set_rows")

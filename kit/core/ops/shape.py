@@ -64,17 +64,17 @@ def cpy(a: Tensor, into: Tensor) -> Tensor:
         ShapeError: another number of elements. DTypeError: ggml cannot convert so.
     """
     core = home(a, into)
-    expect(a.size == into.size, f"cpy: {a.label} has {a.size} elements, {into.label} has {into.size}")
+    expect(a.size == into.size, lambda: f"cpy: {a.label} has {a.size} elements, {into.label} has {into.size}")
     _expect_conversion(a, dtype_by_id(into.p.type), "cpy")
     blocks = is_quantized(into) or is_quantized(a)
     if blocks:
         expect(
             a.p.ne[0] == into.p.ne[0] or (a.contiguous and into.contiguous and a.p.type == into.p.type),
-            f"cpy: {a.label} and {into.label} are quantized and should have rows of one length",
+            lambda: f"cpy: {a.label} and {into.label} are quantized and should have rows of one length",
         )
         expect(
             bool(lib.ggml_are_same_shape(a.p, into.p)) or (a.contiguous and into.contiguous),
-            f"cpy: {a.label} and {into.label} are quantized views of different shapes; cont() first",
+            lambda: f"cpy: {a.label} and {into.label} are quantized views of different shapes; cont() first",
         )
         expect_rows(into, "cpy")
     if is_quantized(into) and a.p.type != into.p.type:
@@ -94,7 +94,8 @@ def cast(a: Tensor, dtype: str | DType) -> Tensor:
     kind = dtype_of(dtype)
     _expect_conversion(a, kind, "cast")
     expect(
-        a.p.ne[0] % kind.block == 0, f"cast: the rows of {a.label} are no whole blocks of {kind.block} of {kind.name}"
+        a.p.ne[0] % kind.block == 0,
+        lambda: f"cast: the rows of {a.label} are no whole blocks of {kind.block} of {kind.name}",
     )
     return node(lib.ggml_cast(core.room(), a.p, kind.id), core, a)
 
@@ -140,7 +141,9 @@ def view(a: Tensor, shape: Sequence[int], *, strides: Sequence[int] | None = Non
     row = extents[-1] // kind.block * kind.block_nbytes
     steps = [row * math.prod(extents[axis + 1 : -1]) for axis in range(len(extents) - 1)]
     if strides is not None:
-        expect(len(strides) == len(steps), f"view of {a.label}: give {len(steps)} strides, all but the last axis'")
+        expect(
+            len(strides) == len(steps), lambda: f"view of {a.label}: give {len(steps)} strides, all but the last axis'"
+        )
         steps = [integer(stride, f"view of {a.label}", "a stride", 0, _MAX_BYTES) for stride in strides]
     start = integer(offset, f"view of {a.label}", "offset", 0, _MAX_BYTES)
     end = start + max(
@@ -149,10 +152,10 @@ def view(a: Tensor, shape: Sequence[int], *, strides: Sequence[int] | None = Non
     raw = a.p
     room = a.nbytes if raw.view_src == ffi.NULL else int(lib.ggml_nbytes(raw.view_src)) - int(raw.view_offs)
     unit = kind.block_nbytes
-    expect(end <= room, f"view of {a.label}: it would end at byte {end}, there are {room}")
+    expect(end <= room, lambda: f"view of {a.label}: it would end at byte {end}, there are {room}")
     expect(
         start % unit == 0 and all(stride % unit == 0 for stride in steps),
-        f"view of {a.label}: offset {start} and strides {steps} should be multiples of {unit} bytes",
+        lambda: f"view of {a.label}: offset {start} and strides {steps} should be multiples of {unit} bytes",
     )
     ne = (*reversed(extents), 1, 1, 1, 1)[:4]
     nb = list(reversed(steps))
@@ -173,9 +176,12 @@ def permute(a: Tensor, order: Sequence[int]) -> Tensor:
         fits = sorted(order) == list(range(n)) and not any(isinstance(old, float) for old in order)
     except TypeError:
         fits = False
-    expect(fits, f"permute: {order!r} is no order of the {n} axes of {a.label}")
+    expect(fits, lambda: f"permute: {order!r} is no order of the {n} axes of {a.label}")
     moved = order[n - 1] not in (n - 1, -1)
-    expect(not (moved and is_quantized(a)), f"permute: the last axis of {a.label} is made of blocks and cannot move")
+    expect(
+        not (moved and is_quantized(a)),
+        lambda: f"permute: the last axis of {a.label} is made of blocks and cannot move",
+    )
     axes = [0, 1, 2, 3]
     for new, old in enumerate(order):
         axes[n - 1 - old] = n - 1 - new  # ggml counts from the last axis and asks where each old one goes
@@ -204,7 +210,7 @@ def _expect_conversion(a: Tensor, kind: DType, use: str) -> None:
     if is_quantized(a):
         possible = kind.id == _F32 and convertible(source, readable=True)
         expect_rows(a, use)
-        expect(a.size < 1 << 32, f"{use}: {a.label} has more elements than ggml counts in this conversion")
+        expect(a.size < 1 << 32, lambda: f"{use}: {a.label} has more elements than ggml counts in this conversion")
     elif source in _FLOATS:
         possible = kind.id in _FLOATS or (kind.quantized and convertible(kind.id, writable=True))
         possible = possible or (source == _F32 and kind.id == _I32)
@@ -225,7 +231,10 @@ def _resolve(a: Tensor, extents: tuple[int, ...]) -> tuple[int, ...]:
         extents = tuple(a.size // known if extent == -1 else extent for extent in extents)
         known = a.size
     fits = free <= 1 and known == a.size and 1 <= len(extents) <= 4 and all(extent > 0 for extent in extents)
-    expect(fits, f"reshape: {a.label} has {a.size} elements and cannot take shape {shape_text(extents)}")
+    expect(fits, lambda: f"reshape: {a.label} has {a.size} elements and cannot take shape {shape_text(extents)}")
     block = dtype_by_id(a.p.type).block
-    expect(extents[-1] % block == 0, f"reshape: rows of {extents[-1]} cut the blocks of {block} elements of {a.label}")
+    expect(
+        extents[-1] % block == 0,
+        lambda: f"reshape: rows of {extents[-1]} cut the blocks of {block} elements of {a.label}",
+    )
     return extents

@@ -52,7 +52,7 @@ def timestep_embedding(timesteps: Tensor, dim: int, max_period: int = 10000) -> 
     core = home(timesteps)
     expect_dtype(timesteps, "f32", use="timestep_embedding")
     expect_rows(timesteps, "timestep_embedding")
-    expect(timesteps.size == timesteps.p.ne[0], f"timestep_embedding: {timesteps.label} should have one axis")
+    expect(timesteps.size == timesteps.p.ne[0], lambda: f"timestep_embedding: {timesteps.label} should have one axis")
     width = integer(dim, "timestep_embedding", "dim", 1, 1 << 24)
     period = integer(max_period, "timestep_embedding", "max_period", 1, _MOST - 1)
     return node(lib.ggml_timestep_embedding(core.room(), timesteps.p, width, period), core, ndim=2)

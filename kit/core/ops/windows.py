@@ -29,7 +29,9 @@ def win_part(a: Tensor, w: int) -> Tensor:
     expect_f32("win_part", a)
     side = integer(w, f"win_part of {a.label}", "w", 1, _SIDE)
     ne = a.p.ne
-    expect(ne[3] == 1 and max(ne[1], ne[2]) <= _SIDE, f"win_part: {a.label} should be (height, width, channels)")
+    expect(
+        ne[3] == 1 and max(ne[1], ne[2]) <= _SIDE, lambda: f"win_part: {a.label} should be (height, width, channels)"
+    )
     expect_extents("win_part", (ne[0], side, side, -(-ne[1] // side) * -(-ne[2] // side)))
     return node(lib.ggml_win_part(core.room(), a.p, side), core, ndim=4)
 
@@ -47,7 +49,7 @@ def win_unpart(a: Tensor, width: int, height: int, w: int) -> Tensor:
     ne, count = a.p.ne, -(-w0 // side) * -(-h0 // side)
     expect(
         ne[1] == side and ne[2] == side and ne[3] >= count,
-        f"win_unpart: {a.label} should be ({count}, {side}, {side}, channels)",
+        lambda: f"win_unpart: {a.label} should be ({count}, {side}, {side}, channels)",
     )
     return node(lib.ggml_win_unpart(core.room(), a.p, w0, h0, side), core, ndim=3)
 
@@ -63,7 +65,7 @@ def get_rel_pos(a: Tensor, qh: int, kh: int) -> Tensor:
     expect_plain(a, "get_rel_pos")
     n = integer(qh, "get_rel_pos", "qh", 1, _SIDE)
     integer(kh, "get_rel_pos", "kh, equal to qh,", n, n)
-    expect(a.p.ne[1] == 2 * n - 1, f"get_rel_pos: {a.label} should have {2 * n - 1} rows")
+    expect(a.p.ne[1] == 2 * n - 1, lambda: f"get_rel_pos: {a.label} should have {2 * n - 1} rows")
     expect_extents("get_rel_pos", (a.p.ne[0], n, n))
     return node(lib.ggml_get_rel_pos(core.room(), a.p, n, n), core, ndim=3)
 
@@ -82,6 +84,6 @@ def add_rel_pos(a: Tensor, pw: Tensor, ph: Tensor) -> Tensor:
     ne, ne_p = a.p.ne, pw.p.ne
     expect(
         ne_p[3] == ne[2] and ne_p[0] * ne_p[0] == ne[0] and ne_p[1] * ne_p[2] == ne[1] and ne[3] == 1,
-        f"add_rel_pos: {pw.label} does not fit {a.label}",
+        lambda: f"add_rel_pos: {pw.label} does not fit {a.label}",
     )
     return node(lib.ggml_add_rel_pos(core.room(), a.p, pw.p, ph.p), core, a)

@@ -41,10 +41,10 @@ def test_thousands_of_aborts_hang_nowhere_and_leak_nothing(
             if i % 4 == 0:
                 assert rows.good()
 
-    some(60)
+    some(30)
     gc.collect()
     before, threads = resident_bytes(), n_os_threads()
-    some(1500 if rows.backend.n_threads == 2 else 250)
+    some(1500 if rows.backend.n_threads == 2 else 150)
     gc.collect()
     assert n_os_threads() == threads
     assert resident_bytes() - before < 1 << 20

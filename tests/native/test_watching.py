@@ -90,7 +90,7 @@ def test_a_computation_that_aborts_inside_a_computation(
 
     assert outer.watched(abort)
     threads = n_os_threads()
-    for _ in range(50):
+    for _ in range(20):
         assert outer.watched(abort)
     assert n_os_threads() == threads
     assert rows_on_two_threads.good()

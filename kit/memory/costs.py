@@ -1,7 +1,7 @@
 """Measuring what memory costs on this machine: each kind, each size, to and from each device.
 
-Python asks for one trip at a time, so an interrupt ends the work between two trips and finds nothing held
-but what the ``with`` blocks here give back.
+Python asks for one trip at a time; an interrupt waits for the end of a trip, where nothing is held but what the
+``with`` blocks here give back.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from kit.core.pools import Pools
 from kit.errors import ArgumentError, OutOfMemory
 from kit.memory.cost_records import Copy, Cost, Costs, Refused
 from kit.memory.cost_ways import PooledWay, Way, all_ways
+from kit.memory.interrupts import HeldInterrupts
 
 SIZES = (4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20)
 #: Without a number asked for, a measurement repeats within these bounds until it has taken this long.
@@ -50,16 +51,16 @@ def costs(
     copied: list[Copy] = []
     refused: list[Refused] = []
     pool = PooledWay()
-    with pool.opened(wanted[-1] + mmap.PAGESIZE):
+    with HeldInterrupts() as interrupts, pool.opened(wanted[-1] + mmap.PAGESIZE):
         for way in (*all_ways(names), pool):
             for nbytes in wanted:
-                record = measure(way, nbytes, repeats)
+                record = measure(way, nbytes, repeats, interrupts)
                 if isinstance(record, Refused):
                     refused.append(record)
                     continue
                 found.append(record)
                 for name in names:
-                    copy = _copy_or_refusal(way, name, nbytes, repeats)
+                    copy = _copy_or_refusal(way, name, nbytes, repeats, interrupts)
                     if isinstance(copy, Refused):
                         refused.append(copy)
                     elif copy is not None:
@@ -67,11 +68,13 @@ def costs(
     return Costs(found, copied, refused)
 
 
-def measure(way: Way, nbytes: int, repeats: int | None = None) -> Cost | Refused:
+def measure(
+    way: Way, nbytes: int, repeats: int | None = None, interrupts: HeldInterrupts | None = None
+) -> Cost | Refused:
     """Measure trips of one kind at one size; a kind the system refuses comes back with its reason."""
     cost = ffi.new("kit_cost *")
     times: list[tuple[int, int, int]] = []
-    for _ in _repetitions(repeats):
+    for _ in _repetitions(repeats, interrupts):
         error = way.trip(nbytes, cost)
         if error:
             return Refused(way.kind, nbytes, way.device, way.refusal(error))
@@ -101,14 +104,18 @@ def measure(way: Way, nbytes: int, repeats: int | None = None) -> Cost | Refused
     )
 
 
-def _copy_or_refusal(way: Way, device: str, nbytes: int, repeats: int | None) -> Copy | Refused | None:
+def _copy_or_refusal(
+    way: Way, device: str, nbytes: int, repeats: int | None, interrupts: HeldInterrupts
+) -> Copy | Refused | None:
     try:
-        return measure_copy(way, device, nbytes, repeats)
+        return measure_copy(way, device, nbytes, repeats, interrupts)
     except OutOfMemory as error:
         return Refused(f"copy from {way.kind}", nbytes, device, str(error))
 
 
-def measure_copy(way: Way, device: str, nbytes: int, repeats: int | None = None) -> Copy | None:
+def measure_copy(
+    way: Way, device: str, nbytes: int, repeats: int | None = None, interrupts: HeldInterrupts | None = None
+) -> Copy | None:
     """Measure copies between memory of ``way`` and a buffer of ``device``; None where the CPU cannot reach the one.
 
     Raises:
@@ -123,7 +130,7 @@ def measure_copy(way: Way, device: str, nbytes: int, repeats: int | None = None)
         to_ns, from_ns = ffi.new("int64_t *"), ffi.new("int64_t *")
         lib.kit_cost_copy(target, address, to_ns, from_ns)  # the first fills the buffer's pages and is not counted
         times = []
-        for _ in _repetitions(repeats):
+        for _ in _repetitions(repeats, interrupts):
             lib.kit_cost_copy(target, address, to_ns, from_ns)
             times.append((int(to_ns[0]), int(from_ns[0])))
     to, back = (_spread(column) for column in np.array(times, np.int64).T)
@@ -150,13 +157,12 @@ def _target(stack: contextlib.ExitStack, device: str, nbytes: int) -> tuple[Any,
     return raw, buffer.buffer_type
 
 
-def _repetitions(repeats: int | None) -> Iterator[int]:
-    if repeats is not None:
-        yield from range(repeats)
-        return
+def _repetitions(repeats: int | None, interrupts: HeldInterrupts | None) -> Iterator[int]:
     start = time.perf_counter_ns()
-    for i in range(MOST):
-        if i >= FEWEST and time.perf_counter_ns() - start > ENOUGH_NS:
+    for i in range(MOST if repeats is None else repeats):
+        if interrupts is not None:
+            interrupts.check()
+        if repeats is None and i >= FEWEST and time.perf_counter_ns() - start > ENOUGH_NS:
             return
         yield i
 

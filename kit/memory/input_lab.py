@@ -26,6 +26,7 @@ from kit.core.context import Context
 from kit.core.native import ffi, lib, text
 from kit.errors import ArgumentError, OutOfMemory
 from kit.memory.cost_ways import host_type
+from kit.memory.interrupts import HeldInterrupts
 from kit.memory.pages import Pages, name_note
 from kit.memory.tables import html_page, html_table, png_tag, text_table
 from kit.units import bytes_text, time_text
@@ -177,11 +178,12 @@ def input_lab(session: HasInputs, n_tokens: int = 500) -> InputLab:
     }
     missing = "" if host is not None else f"{backend.devices[0]} has no host buffer type: freshly locked pages stand in"
     said = {"ordinary memory": "", "host buffer": missing}
-    return InputLab(
-        _leg(backend, session.n_ctx, n_tokens, memory, way, leak, said[memory])
-        for leak in (False, True)
-        for memory, way in ways.items()
-    )
+    with HeldInterrupts() as interrupts:
+        return InputLab(
+            _leg(_Setting(backend, session.n_ctx, n_tokens, interrupts), memory, way, leak, said[memory])
+            for leak in (False, True)
+            for memory, way in ways.items()
+        )
 
 
 class _Memory:
@@ -199,9 +201,18 @@ class _Memory:
             part.close()
 
 
-def _leg(
-    backend: Backend, n_kv: int, n_tokens: int, memory: str, way: Callable[[int], _Memory], leak: bool, missing: str
-) -> InputLeg:
+@dataclass(frozen=True)
+class _Setting:
+    """What all legs share."""
+
+    backend: Backend
+    n_kv: int
+    n_tokens: int
+    interrupts: HeldInterrupts
+
+
+def _leg(setting: _Setting, memory: str, way: Callable[[int], _Memory], leak: bool, missing: str) -> InputLeg:
+    backend, n_kv, n_tokens = setting.backend, setting.n_kv, setting.n_tokens
     values = np.zeros(_input_nbytes(n_kv), np.uint8)
     times = np.zeros(n_tokens, np.int64)
     samples: list[tuple[int, int]] = []
@@ -212,6 +223,7 @@ def _leg(
         lib.kit_pages_trim_heap()
         before = _status()
         for i in range(n_tokens):
+            setting.interrupts.check()
             taken, times[i] = _token(backend, way, values, n_kv)
             if leak:
                 kept.callback(taken.close)

@@ -20,6 +20,7 @@ from kit.log import log
 from kit.memory.cost_records import Copy
 from kit.memory.cost_ways import BufferWay, PagesWay, Way, host_type, is_cpu
 from kit.memory.costs import measure_copy
+from kit.memory.interrupts import HeldInterrupts
 from kit.memory.pages import HostPages, Pages
 from kit.units import bytes_text, time_text
 
@@ -65,7 +66,10 @@ def pinned_pays(device: str = "CPU.0", sizes: Sequence[int] = INPUT_SIZES, repea
     """
     host = host_type(device)
     pinned: Way = PagesWay("locked") if host is None else BufferWay("host buffer", device, host)
-    pairs = [(_copy(PagesWay("mmap"), device, n, repeats), _copy(pinned, device, n, repeats)) for n in sizes]
+    with HeldInterrupts() as held:
+        pairs = [
+            (_copy(PagesWay("mmap"), device, n, repeats, held), _copy(pinned, device, n, repeats, held)) for n in sizes
+        ]
     ratios = [fast.to_ns / max(slow.to_ns, 1) for slow, fast in pairs]
     measured = ", ".join(
         f"{bytes_text(slow.nbytes)} in {time_text(fast.to_ns)} instead of {time_text(slow.to_ns)}"
@@ -268,8 +272,8 @@ class Slices:
         self._free = joined
 
 
-def _copy(way: Way, device: str, nbytes: int, repeats: int) -> Copy:
-    copy = measure_copy(way, device, nbytes, repeats)
+def _copy(way: Way, device: str, nbytes: int, repeats: int, interrupts: HeldInterrupts) -> Copy:
+    copy = measure_copy(way, device, nbytes, repeats, interrupts)
     if copy is None:
         raise ArgumentError(f"{way.asked} of {device} is not memory the CPU can write inputs to")
     return copy

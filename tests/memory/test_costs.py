@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import json
 import pathlib
@@ -18,6 +19,7 @@ from kit.core.native import lib
 from kit.memory import Cost, Costs
 from kit.memory.cost_ways import BufferWay, PagesWay
 from kit.memory.costs import measure
+from kit.memory.interrupts import HeldInterrupts
 from kit.memory.pages import WAYS, Pages
 
 SIZES = (4096, 1 << 20, 1 << 26)
@@ -149,6 +151,29 @@ def test_an_interrupt_ends_it_and_leaves_nothing(delay: float) -> None:
         signal.signal(signal.SIGALRM, previous)
     assert time.perf_counter() - start < delay + 2
     assert kit.memory.live() == before and locked_nbytes() == locked
+
+
+def test_an_interrupt_waits_for_the_next_look_and_is_never_lost() -> None:
+    handler, reached = signal.getsignal(signal.SIGINT), []
+
+    def interrupted() -> None:
+        with HeldInterrupts() as held:
+            signal.raise_signal(signal.SIGINT)
+            reached.append("the look")
+            held.check()
+            reached.append("what follows it")
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert reached == ["the look"]
+    with pytest.raises(KeyboardInterrupt), HeldInterrupts():
+        signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+def test_measuring_works_on_any_thread() -> None:
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        assert pool.submit(kit.memory.costs, [4096], 2).result()
 
 
 @pytest.mark.parametrize(

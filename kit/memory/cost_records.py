@@ -96,16 +96,27 @@ class Costs(tuple[Cost, ...]):
     @property
     def notes(self) -> tuple[str, ...]:
         """What fell back or was refused, each once."""
-        fallen = [f"{cost.kind}, {bytes_text(cost.nbytes)}: {cost.note}" for cost in self if cost.note]
-        copied = [f"copy {c.kind} - {c.device}, {bytes_text(c.nbytes)}: {c.note}" for c in self.copies if c.note]
-        missing: dict[tuple[str, str, str], list[int]] = {}
-        for r in self.refused:
-            missing.setdefault((r.kind, r.device, r.reason), []).append(r.nbytes)
-        said = [
-            f"{kind}{' of ' + device if device else ''} not given ({', '.join(map(bytes_text, sizes))}): {reason}"
-            for (kind, device, reason), sizes in missing.items()
+        known = {cost.note for cost in self}
+        fallen = [f"{label_of(cost)}, {bytes_text(cost.nbytes)}: {cost.note}" for cost in self if cost.note]
+        copied = [
+            f"copies {c.kind} - {c.device}, {bytes_text(c.nbytes)}: {c.note}"
+            for c in self.copies
+            if c.note and c.note not in known
         ]
-        return tuple(dict.fromkeys([*fallen, *copied, *said]))
+        return tuple(dict.fromkeys([*fallen, *copied, *self._refusals()]))
+
+    def _refusals(self) -> list[str]:
+        """One line for each reason: which kinds, at which sizes."""
+        kinds: dict[tuple[str, str], dict[str, None]] = {}
+        sizes: dict[tuple[str, str], set[int]] = {}
+        for r in self.refused:
+            kinds.setdefault((r.device, r.reason), {})[r.kind] = None
+            sizes.setdefault((r.device, r.reason), set()).add(r.nbytes)
+        return [
+            f"not given{' by ' + device if device else ''}: {', '.join(kinds[device, reason])} "
+            f"({', '.join(map(bytes_text, sorted(sizes[device, reason])))}): {reason}"
+            for device, reason in kinds
+        ]
 
     def total_table(self) -> tuple[list[str], list[list[str]]]:
         """Head and rows: a kind a row, a size a column, total time with its spread."""

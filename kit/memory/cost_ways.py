@@ -17,9 +17,11 @@ _HUGE_PAGE = 2 << 20
 
 
 class Way(Protocol):
-    """One kind of memory: ``device`` is empty for the process's own; ``asked`` is what a record says was asked for."""
+    """One kind of memory: ``device`` is empty for the process's own; ``asked`` is what a record says was asked for;
+    ``writable`` is whether the CPU can write there, so that copies can start from it."""
 
     kind: str
+    writable: bool
     device: str
     buffer_type: str
     asked: str
@@ -41,6 +43,7 @@ class PagesWay:
     """Pages got by malloc, mmap and what can be asked of them."""
 
     device = buffer_type = ""
+    writable = True
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -81,6 +84,7 @@ class BufferWay:
     def __init__(self, kind: str, device: str, buffer_type: Any) -> None:
         self.kind = kind
         self.device = device
+        self.writable = bool(lib.ggml_backend_buft_is_host(buffer_type))
         self.buffer_type = self.asked = text(lib.ggml_backend_buft_name(buffer_type))
         self._type = buffer_type
 
@@ -115,6 +119,7 @@ class PooledWay:
 
     kind = "pooled"
     device = buffer_type = ""
+    writable = True
     asked = "locked pages"
 
     def __init__(self) -> None:

@@ -59,7 +59,7 @@ def costs(
                     refused.append(record)
                     continue
                 found.append(record)
-                for name in names:
+                for name in names if way.writable else ():
                     copy = _copy_or_refusal(way, name, nbytes, repeats, interrupts)
                     if isinstance(copy, Refused):
                         refused.append(copy)

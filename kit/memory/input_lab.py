@@ -111,12 +111,14 @@ class InputLab(tuple[InputLeg, ...]):
         """What the figures say, in two sentences."""
         plain, host = (self.leg(leak=False, memory=m) for m in ("ordinary memory", "host buffer"))
         leak = self.leg(leak=True, memory="host buffer")
+        ratio = host.token_ns / max(plain.token_ns, 1)
+        verdict = "costs more" if ratio > 1.1 else "gains nothing" if ratio > 0.9 else "is cheaper to take"
         return (
             f"Freed, a token's inputs take {time_text(plain.token_ns)} in ordinary memory and "
-            f"{time_text(host.token_ns)} ({host.token_ns / max(plain.token_ns, 1):.1f}x) in {host.got}. "
+            f"{time_text(host.token_ns)} ({ratio:.1f}x) in {host.got}: a host buffer for each token {verdict} here. "
             f"Leaked, they grow by {bytes_text(round(leak.growth_per_token))} a token, "
-            f"{bytes_text(round(leak.locked_nbytes / leak.n_tokens))} of it locked into memory: "
-            "inputs belong into ordinary memory, or into a pool that is taken once."
+            f"{bytes_text(round(leak.locked_nbytes / leak.n_tokens))} of it locked. Where copies from pinned memory "
+            "are faster (kit.memory.pinned_pays measures it), take a pool once instead."
         )
 
     def text(self) -> str:

@@ -165,7 +165,7 @@ def all_ways(devices: list[str]) -> list[Way]:
         host = host_type(name)
         if host is not None:
             ways.append(BufferWay("host buffer", name, host))
-        if not is_cpu(name):
+        if not reads_in_place(name):
             ways.append(BufferWay("device buffer", name, lib.ggml_backend_dev_buffer_type(device_handle(name))))
     return ways
 
@@ -176,6 +176,6 @@ def host_type(device: str) -> Any | None:
     return None if found == ffi.NULL else found
 
 
-def is_cpu(device: str) -> bool:
-    """Whether ``device`` is the CPU itself."""
-    return int(lib.ggml_backend_dev_type(device_handle(device))) == int(lib.GGML_BACKEND_DEVICE_TYPE_CPU)
+def reads_in_place(device: str) -> bool:
+    """Whether tensors of ``device`` lie in host memory: the CPU's, and of helpers of the CPU such as BLAS."""
+    return bool(lib.ggml_backend_buft_is_host(lib.ggml_backend_dev_buffer_type(device_handle(device))))

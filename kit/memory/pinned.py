@@ -18,7 +18,7 @@ from kit.core.native import ffi, lib
 from kit.errors import ArgumentError, ClosedError, OutOfMemory
 from kit.log import log
 from kit.memory.cost_records import Copy
-from kit.memory.cost_ways import BufferWay, PagesWay, Way, host_type, is_cpu
+from kit.memory.cost_ways import BufferWay, PagesWay, Way, host_type, reads_in_place
 from kit.memory.costs import measure_copy
 from kit.memory.interrupts import HeldInterrupts
 from kit.memory.pages import HostPages, Pages
@@ -61,31 +61,36 @@ def pinned_pays(device: str = "CPU.0", sizes: Sequence[int] = INPUT_SIZES, repea
     less than 0.9 of the time.
 
     Raises:
-        ArgumentError: no such device.
+        ArgumentError: no such device, or no sizes.
         OutOfMemory: no room for the measurement.
     """
+    if not sizes:
+        raise ArgumentError("no sizes to measure; give those of the inputs")
     host = host_type(device)
     pinned: Way = PagesWay("locked") if host is None else BufferWay("host buffer", device, host)
     with HeldInterrupts() as held:
         pairs = [
             (_copy(PagesWay("mmap"), device, n, repeats, held), _copy(pinned, device, n, repeats, held)) for n in sizes
         ]
-    ratios = [fast.to_ns / max(slow.to_ns, 1) for slow, fast in pairs]
+    return decide(device, reads_in_place(device), pinned.asked, pairs)
+
+
+def decide(device: str, in_place: bool, pinned: str, pairs: Sequence[tuple[Copy, Copy]]) -> PinnedVerdict:
+    """Return the verdict on pairs of copies, from ordinary and from pinned memory; see `pinned_pays`."""
     measured = ", ".join(
         f"{bytes_text(slow.nbytes)} in {time_text(fast.to_ns)} instead of {time_text(slow.to_ns)}"
         for slow, fast in pairs
     )
-    copies = tuple(copy for pair in pairs for copy in pair)
     notes = list(dict.fromkeys(fast.note for _, fast in pairs if fast.note))
-    faster = all(ratio < WORTH for ratio in ratios)
-    pays = faster and not is_cpu(device) and not notes
-    if is_cpu(device):
+    faster = all(fast.to_ns < WORTH * slow.to_ns for slow, fast in pairs)
+    if in_place:
         why = "it reads inputs where they lie, so no copy is there to be made faster"
     elif notes:
         why = f"there is no pinned memory to be had ({'; '.join(notes)})"
     else:
-        why = "copies from pinned memory are faster" if pays else "copies from pinned memory are not clearly faster"
-    return PinnedVerdict(device, pays, pinned.asked, f"{why} ({measured})", copies)
+        why = f"copies from pinned memory are {'' if faster else 'not clearly '}faster"
+    pays = faster and not in_place and not notes
+    return PinnedVerdict(device, pays, pinned, f"{why} ({measured})", tuple(copy for pair in pairs for copy in pair))
 
 
 class LockedPool:

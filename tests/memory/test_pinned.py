@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kit
-from kit.memory import LockedPool, pinned_pays
-from kit.memory.pinned import ALIGNMENT, Slices
+from kit.memory import Copy, LockedPool, pinned_pays
+from kit.memory.pinned import ALIGNMENT, Slices, decide
 
 
 def locked_nbytes() -> int:
@@ -129,6 +129,28 @@ def test_the_cpu_never_gains_and_the_reason_is_measured() -> None:
     assert "instead of" in str(verdict)
 
 
+def copy(nbytes: int, to_ns: int, note: str = "") -> Copy:
+    return Copy("host buffer", nbytes, "CUDA.0", "CUDA0", to_ns, to_ns, to_ns, to_ns, to_ns, to_ns, 30, note)
+
+
+@pytest.mark.parametrize(
+    ("times", "in_place", "note", "pays", "reason"),
+    [
+        ([(1000, 500), (9000, 4000)], False, "", True, "copies from pinned memory are faster"),
+        ([(1000, 500), (9000, 8900)], False, "", False, "not clearly faster"),
+        ([(1000, 500), (9000, 4000)], True, "", False, "where they lie"),
+        ([(1000, 500), (9000, 4000)], False, "asked for CUDA_Host, got CPU", False, "got CPU"),
+    ],
+)
+def test_pinned_inputs_pay_where_every_size_copies_faster_from_really_pinned_memory(
+    times: list[tuple[int, int]], in_place: bool, note: str, pays: bool, reason: str
+) -> None:
+    pairs = [(copy(1 << 14, slow), copy(1 << 14, fast, note)) for slow, fast in times]
+    verdict = decide("CUDA.0", in_place, "CUDA_Host", pairs)
+    assert bool(verdict) is verdict.pays is pays
+    assert reason in verdict.reason and "16.0 KiB in 500 ns instead of 1 us" in verdict.reason
+
+
 def test_senseless_arguments_are_named() -> None:
     with pytest.raises(kit.ArgumentError, match="too small"):
         LockedPool(1)
@@ -136,6 +158,8 @@ def test_senseless_arguments_are_named() -> None:
         LockedPool(1 << 16, device="X.9")
     with pytest.raises(kit.ArgumentError, match=r"X\.9"):
         pinned_pays("X.9")
+    with pytest.raises(kit.ArgumentError, match="no sizes"):
+        pinned_pays(sizes=())
     with LockedPool(1 << 12) as pool, pytest.raises(kit.ArgumentError, match="at least 1"):
         pool.buffer(0)
 

@@ -16,6 +16,7 @@
 #include "interface/compute_interface.h"
 #include "interface/graph_interface.h"
 #include "interface/watch_interface.h"
+#include "interface/costs_interface.h"
 #include "interface/gguf_check.h"
 
 /* A place to which an abort on this thread returns; innermost first. */

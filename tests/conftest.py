@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import gc
 import pathlib
+import signal
 from collections.abc import Iterator
 
 import pytest
 
 import kit
+
+
+def pytest_configure() -> None:
+    """Take interrupts even where a shell started the tests in the background and made them ignore SIGINT."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

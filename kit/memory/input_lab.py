@@ -305,7 +305,7 @@ def _of_type(buffer_type: Any, nbytes: int) -> _Memory:
 def _locked(nbytes: int) -> _Memory:
     pages = Pages(nbytes, name="pages of a token's inputs", owner=_OWNER)
     handle = lib.ggml_backend_cpu_buffer_from_ptr(pages.base, nbytes)
-    buffer = Buffer(handle, purpose="inputs", owner=_OWNER, name="inputs of a token", nbytes=nbytes)
+    buffer = Buffer(handle, purpose="inputs", owner=_OWNER, name="inputs of a token")
     pages.held(0)  # the buffer shows them
     return _Memory(buffer, pages.got, pages.note, (buffer, pages))
 

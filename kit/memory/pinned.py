@@ -194,7 +194,7 @@ class _PooledBuffer(Buffer):
         handle = lib.ggml_backend_cpu_buffer_from_ptr(ffi.cast("void *", state.base + start), nbytes)
         if handle == ffi.NULL:
             raise OutOfMemory(f"{name}: ggml made no buffer over a slice of {bytes_text(nbytes)}", nbytes=nbytes)
-        super().__init__(handle, purpose=purpose, owner=owner, name=name, nbytes=nbytes)
+        super().__init__(handle, purpose=purpose, owner=owner, name=name)
         state.show()
 
     def close(self) -> None:

@@ -69,11 +69,11 @@ LONG_WORK = {
         context = kit.Context(backend)
         x = context.input((64, 64), "f32", name="x")
         z = x
-        for _ in range(20_000):
+        for _ in range(2_000):
             z = z + x
         graph = context.graph(z)
         ones = np.ones((64, 64), np.float32)
-        rounds(lambda: graph.compute(x=ones), lambda: bool((graph.compute(x=ones).numpy() == 20_001).all()))
+        rounds(lambda: graph.compute(x=ones), lambda: bool((graph.compute(x=ones).numpy() == 2_001).all()))
         """,
     "one node of seconds": """
         backend = kit.Backend(n_threads=2)
@@ -142,18 +142,18 @@ class Endless:
         self.context = kit.Context(backend)
         x = self.context.input((64, 64), "f32", name="x")
         z = x
-        for _ in range(5_000):
+        for _ in range(500):
             z = z + x
         self.graph = self.context.graph(z)
         self.right()
 
     def run(self) -> None:
         """Compute for a minute or more."""
-        for _ in range(10_000):
+        for _ in range(1_000_000):
             self.right()
 
     def right(self) -> bool:
-        return bool((self.graph.compute(x=np.ones((64, 64))).numpy() == 5_001).all())
+        return bool((self.graph.compute(x=np.ones((64, 64))).numpy() == 501).all())
 
 
 @pytest.fixture

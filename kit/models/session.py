@@ -225,12 +225,9 @@ class Session:
     def working(self) -> Iterator[None]:
         """Hold the session for one piece of work; a second one at the same time raises BusyError."""
         self._require_open()
-        taken = self._lock.acquire(blocking=False)
-        refuse_reentry(not taken, "run it")
-        try:
+        refuse_reentry(self._lock.locked(), "run it")
+        with self._lock:  # an interrupt between acquire() and try would keep it for ever
             yield
-        finally:
-            self._lock.release()
 
     def next_logits(self, ids: list[int]) -> npt.NDArray[np.float32]:
         """Run what is not in the cache yet, then ``ids``; return the logits after the last, (n_vocab,).

@@ -174,6 +174,7 @@ uint64_t kit_events_allocated(const kit_allocation *what) {
         .time_ns = now, .address = address, .asked = what->asked, .size = what->size, .owner = what->owner,
         .duration_ns = clip(now - what->begin_ns), .thread = this_thread(), .stack = what->place.stack,
         .scope = what->place.scope, .kind = what->kind, .action = KIT_ALLOC, .copy = what->copy,
+        .usage = what->by_design ? KIT_USAGE_BY_DESIGN : 0,
     };
     pthread_mutex_lock(&lock);
     event.type = intern(what->type);
@@ -181,7 +182,7 @@ uint64_t kit_events_allocated(const kit_allocation *what) {
     uint64_t number = find(what->kind, address);
     if (number && number > what->first) { /* an inner call has recorded it already; the outer one knows more */
         kit_event *inner = at(number);
-        event.usage = inner->usage;
+        event.usage = inner->usage ? inner->usage : event.usage;
         event.name = event.name ? event.name : inner->name;
         event.label = inner->label;
         *inner = event;

@@ -47,10 +47,13 @@ static __thread call calls[MAX_CALLS] __attribute__((tls_model("initial-exec")))
 static __thread int n_calls __attribute__((tls_model("initial-exec")));
 static __thread kit_place outermost __attribute__((tls_model("initial-exec")));
 static __thread bool have_outermost __attribute__((tls_model("initial-exec")));
+static __thread bool by_design __attribute__((tls_model("initial-exec")));
 
 void kit_calls_cut(const void *frame) {
     while (n_calls && calls[n_calls - 1].frame < (const char *)frame) n_calls--;
 }
+
+void kit_calls_by_design(bool begins) { by_design = begins; }
 
 /* Opens a call; false where there is no room for another, and then nothing must be closed. */
 static bool enter(char *frame, uint64_t owner, bool quiet) {
@@ -90,6 +93,7 @@ static void begin(char *frame) {
 static uint64_t allocated(kit_allocation what) {
     what.owner = current_owner();
     what.place = place();
+    what.by_design = by_design;
     return kit_events_allocated(&what);
 }
 

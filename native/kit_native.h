@@ -46,6 +46,8 @@ kit_place kit_place_now(void);
 void kit_stacks_end(void);
 /* A jump to `frame` is about to leave hooked calls behind. */
 void kit_calls_cut(const void *frame);
+/* What this thread allocates until told otherwise stays for good, by design. */
+void kit_calls_by_design(bool begins);
 
 /* Leaves the innermost frame with `text` as the reason; never returns. */
 void kit_leave(const char *text) __attribute__((noreturn));

@@ -19,6 +19,7 @@ typedef struct {
     uint64_t owner;     /* index + 1 of an event, or a token, see kit_events_adopt */
     uint64_t first;     /* count of events when the call began: what is newer at this address is the same thing */
     kit_place place;
+    bool by_design;
 } kit_allocation;
 
 int64_t kit_now_ns(void);

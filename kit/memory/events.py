@@ -17,6 +17,7 @@ from kit.units import bytes_text
 
 PURPOSES = ("weights", "kv cache", "compute", "inputs", "staging", "metadata")
 _USAGE_WEIGHTS, _USAGE_COMPUTE = 2, 3  # enum ggml_backend_buffer_usage, plus one
+BY_DESIGN = 255  # usage of what kit allocates once for the process: its thread pool
 _CACHE_NAME = re.compile(r"cache|(^|[._])kv", re.I)
 
 
@@ -93,7 +94,7 @@ class Recording:
         if label is not None:
             return label.purpose
         kind, usage = store.KINDS[int(record["kind"])], int(record["usage"])
-        if kind in ("context", "scheduler", "allocator"):
+        if kind in ("context", "scheduler", "allocator") or usage == BY_DESIGN:
             return "metadata"
         if usage == _USAGE_WEIGHTS or kind == "mapping":
             return "weights"
@@ -106,6 +107,8 @@ class Recording:
         label = store.label_of(record["label"])
         if label is not None:
             return label.owner
+        if int(record["usage"]) == BY_DESIGN:
+            return "thread pool"
         above = self.owner_record(record)
         if above is not None and store.label_of(above["label"]) is not None:
             return self.owner(above)

@@ -18,7 +18,7 @@ from kit.memory.leaks import Leak
 
 _MAX_LEAKS = 3
 _MAX_DEPTH = 8
-_MAX_LOOKS = 24
+_MAX_LOOKS = 16
 _MAX_HOLDERS = 4
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kit.memory import stacks, store
-from kit.memory.events import Recording, library_name
+from kit.memory.events import BY_DESIGN, Recording, library_name
 from kit.units import bytes_text
 
 FEW = 4  # fewer visits of a call site say nothing about growth
@@ -115,7 +115,8 @@ def _leak(recording: Recording, group: _Group, by_design: Sequence[str], kv_byte
     names = tuple(dict.fromkeys(name for name in map(recording.name, records[:64]) if name))[:_N_NAMES]
     owner = recording.owner(first)
     verdict = _verdict(slope, fit, passes, late, len(indices), kv_bytes_per_token)
-    if any(fnmatch.fnmatch(text, pattern) for pattern in by_design for text in (owner, *names)):
+    meant = any(fnmatch.fnmatch(text, pattern) for pattern in by_design for text in (owner, *names))
+    if meant or int(first["usage"]) == BY_DESIGN:
         verdict = "by design"
     frames = stacks.user_frames(group.stack)
     end_ns = int(recording.records["time_ns"][-1])

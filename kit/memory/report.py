@@ -66,14 +66,27 @@ class MemoryReport:
         self.recording = recording
         self.before = before
         self.after = after
-        self.leaks: list[Leak] = with_holders(
-            find_leaks(recording, by_design=by_design, kv_bytes_per_token=kv_bytes_per_token), recording
-        )
+        self._meant = by_design
+        self._kv_bytes_per_token = kv_bytes_per_token
 
     @property
     def events(self) -> Events:
         """Every event, in order; objects are made one by one as they are looked at."""
         return Events(self.recording)
+
+    @functools.cached_property
+    def _not_freed(self) -> list[Leak]:
+        return find_leaks(self.recording, by_design=self._meant, kv_bytes_per_token=self._kv_bytes_per_token)
+
+    @functools.cached_property
+    def leaks(self) -> list[Leak]:
+        """What was not freed, by call site, growth first; who holds it is looked up when this is first asked for."""
+        return with_holders([leak for leak in self._not_freed if leak.verdict != "by design"], self.recording)
+
+    @property
+    def by_design(self) -> list[Leak]:
+        """What was not freed and is meant to stay."""
+        return [leak for leak in self._not_freed if leak.verdict == "by design"]
 
     @functools.cached_property
     def totals(self) -> npt.NDArray[np.int64]:
@@ -114,10 +127,10 @@ class MemoryReport:
         return int(self.totals[-1]) if len(self.totals) else 0
 
     def live_by_purpose(self) -> dict[str, int]:
-        """Bytes of data (buffers, mapped files) live at the end by purpose; metadata in contexts is left out."""
+        """Bytes of data (buffers, mapped files) live at the end by purpose; metadata is left out."""
         totals: dict[str, int] = {}
         for row in self.live:
-            if row.kind in ("buffer", "mapping", "aligned"):
+            if row.purpose != "metadata" and row.nbytes:
                 totals[row.purpose] = totals.get(row.purpose, 0) + row.nbytes
         return totals
 
@@ -199,6 +212,7 @@ class MemoryReport:
             "live": [asdict(row) for row in self.live],
             "live_by_purpose": self.live_by_purpose(),
             "leaks": [asdict(leak) for leak in self.leaks],
+            "by_design": [asdict(leak) for leak in self.by_design],
             "timeline": self.timeline,
             "unaccounted": asdict(self.unaccounted),
             "contexts_by_owner": self.contexts_by_owner(),

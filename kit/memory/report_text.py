@@ -63,6 +63,8 @@ def _rest(report: MemoryReport) -> list[str]:
     contexts = report.contexts_by_owner()
     if contexts:
         lines.append("contexts at peak: " + ", ".join(f"{owner} {n}" for owner, n in contexts.items()))
+    if report.by_design:
+        lines.append("by design: " + "; ".join(f"{leak.owner} {bytes_text(leak.nbytes)}" for leak in report.by_design))
     if report.n_frees_of_older:
         lines.append(f"{report.n_frees_of_older} frees of things allocated before tracking began")
     return lines

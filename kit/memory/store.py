@@ -82,23 +82,15 @@ def active() -> bool:
     return _active > 0
 
 
-def read(first: int = 0) -> Records:
-    """Return a copy of the events from ``first`` on."""
+def read(first: int = 0, most: int | None = None) -> Records:
+    """Return a copy of the events from ``first`` on, at ``most`` so many."""
     count = int(lib.kit_events_count()) - first
+    count = count if most is None else min(count, most)
     records = np.empty(max(count, 0), RECORD)
     if count > 0:
         done = lib.kit_events_copy(first, count, ffi.from_buffer("kit_event *", records, require_writable=True))
         records = records[:done]
     return records
-
-
-def read_live() -> Records:
-    """Return the allocations that are live in the store, oldest first."""
-    room = int(lib.kit_events_live(0, ffi.NULL)) + 64
-    numbers = ffi.new("uint64_t[]", room)
-    found = min(int(lib.kit_events_live(room, numbers)), room)
-    indices = np.sort(np.frombuffer(ffi.buffer(numbers), np.uint64)[:found].astype(np.int64))
-    return read()[indices]
 
 
 def name_text(number: int) -> str:

@@ -107,16 +107,14 @@ class Tracker:
 
 
 def _elders(records: Records, first: int) -> dict[int, Records]:
-    """Owners that are older than the recording, and theirs."""
-    if not first:
-        return {}
-    older = store.read()[:first]
+    """Owners that are older than the recording, and theirs, by their numbers."""
     found: dict[int, Records] = {}
     wanted = [int(n) for n in np.unique(records["owner"]) if 0 < n <= first]
     while wanted:
         number = wanted.pop()
         if number not in found:
-            found[number] = older[number - 1]
-            if 0 < int(older[number - 1]["owner"]) <= first:
-                wanted.append(int(older[number - 1]["owner"]))
+            found[number] = store.read(number - 1, 1)[0]
+            above = int(found[number]["owner"])
+            if 0 < above <= first:
+                wanted.append(above)
     return found

@@ -15,6 +15,8 @@ enum kit_action {
     KIT_FREE_OF_OLDER = 3 /* of something allocated before tracking began */
 };
 
+enum { KIT_USAGE_BY_DESIGN = 255 };
+
 /* One event. Indices of events count from 0 when the store is empty; here they are stored plus one, 0 for none. */
 typedef struct kit_event {
     int64_t time_ns;       /* CLOCK_MONOTONIC at the end of an allocation, at the begin of a free */
@@ -32,7 +34,7 @@ typedef struct kit_event {
     uint32_t name;         /* name of the first tensor of the context that was allocated */
     uint8_t kind;
     uint8_t action;
-    uint8_t usage;         /* enum ggml_backend_buffer_usage, plus one */
+    uint8_t usage;         /* enum ggml_backend_buffer_usage, plus one; or KIT_USAGE_BY_DESIGN */
     uint8_t copy;          /* which copy of ggml, see kit_track_copy_path */
 } kit_event;
 

@@ -117,5 +117,10 @@ def __getattr__(name: str) -> Any:
     return value
 
 
+def load_ipython_extension(shell: Any) -> None:
+    """Make the magics known: what ``%load_ext kit`` calls."""
+    importlib.import_module("kit.views.magics").register(shell)
+
+
 def __dir__() -> list[str]:
     return sorted(__all__)

@@ -37,7 +37,9 @@ class Diff:
     def text(self) -> str:
         """The difference as text."""
         head = f"peak {_signed(self.peak)}, live at the end {_signed(self.live)}"
-        return "\n".join([head, *(f"  {change}" for change in self.changes)] if self.changes else [head, "  no place differs"])
+        return "\n".join(
+            [head, *(f"  {change}" for change in self.changes)] if self.changes else [head, "  no place differs"]
+        )
 
     def __str__(self) -> str:
         return self.text()

@@ -50,7 +50,9 @@ class Event:
 
     def __str__(self) -> str:
         what = f"{self.action} {self.kind} {self.name!r}" if self.name else f"{self.action} {self.kind}"
-        return f"{what} {bytes_text(self.size)} {self.buffer_type}, {self.purpose} of {self.owner} at {self.where or '?'}"
+        return (
+            f"{what} {bytes_text(self.size)} {self.buffer_type}, {self.purpose} of {self.owner} at {self.where or '?'}"
+        )
 
 
 class Recording:
@@ -90,7 +92,7 @@ class Recording:
 
     def purpose(self, record: Records) -> str:
         """What the memory is for: as kit says, as ggml's usage says, as its owner says."""
-        label = store.label_of(record["label"])
+        label = store.label_of(int(record["label"]))
         if label is not None:
             return label.purpose
         kind, usage = store.KINDS[int(record["kind"])], int(record["usage"])
@@ -100,17 +102,17 @@ class Recording:
             return "weights"
         if usage == _USAGE_COMPUTE or self._in_allocator(record):
             return "compute"
-        return "kv cache" if _CACHE_NAME.search(store.name_text(record["name"])) else "staging"
+        return "kv cache" if _CACHE_NAME.search(store.name_text(int(record["name"]))) else "staging"
 
     def owner(self, record: Records) -> str:
         """Who holds it: kit's owner, or that of the context, allocator or scheduler it was made in."""
-        label = store.label_of(record["label"])
+        label = store.label_of(int(record["label"]))
         if label is not None:
             return label.owner
         if int(record["usage"]) == BY_DESIGN:
             return "thread pool"
         above = self.owner_record(record)
-        if above is not None and store.label_of(above["label"]) is not None:
+        if above is not None and store.label_of(int(above["label"])) is not None:
             return self.owner(above)
         purpose = self.purpose(record)
         if above is not None and purpose == "metadata":
@@ -124,8 +126,8 @@ class Recording:
 
     def name(self, record: Records) -> str:
         """Name of the tensor or object, if it has one."""
-        label = store.label_of(record["label"])
-        return label.name if label is not None else store.name_text(record["name"])
+        label = store.label_of(int(record["label"]))
+        return label.name if label is not None else store.name_text(int(record["name"]))
 
     def event(self, index: int) -> Event:
         """Event ``index`` as an object."""

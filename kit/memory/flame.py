@@ -78,7 +78,8 @@ def _box(node: Node, total: int, width: float, depth: int) -> str:
     inner = "".join(_box(c, total, 100.0 * c.nbytes / node.nbytes, depth + 1) for c in shown)
     color = _COLORS[depth % len(_COLORS)]
     return (
-        f'<div style="float:left;width:{width:.3f}%;min-width:0"><div title="{title}" style="background:{color};color:#222;'
+        f'<div style="float:left;width:{width:.3f}%;min-width:0">'
+        f'<div title="{title}" style="background:{color};color:#222;'
         f'white-space:nowrap;overflow:hidden;border:1px solid #fff8">{label}</div>{inner}</div>'
     )
 

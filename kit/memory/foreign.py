@@ -27,15 +27,16 @@ def follow_ctypes() -> None:
             return
         import ctypes
 
-        base = ctypes.CFUNCTYPE(None).__mro__[1]  # ctypes' common class of foreign functions
+        base: Any = ctypes.CFUNCTYPE(None).__mro__[1]  # ctypes' common class of foreign functions
         classes = _subclasses(base)
-        for item in gc.get_referrers(*classes):  # an object refers to its class
-            if isinstance(item, base):
+        referrers: Any = gc.get_referrers(*classes)  # an object refers to its class
+        for item in referrers:
+            if isinstance(item, base):  # not everything that refers to a class is of it
                 _follow(item, ctypes.c_void_p.from_address(ctypes.addressof(item)))
 
 
 def _subclasses(base: type) -> list[type]:
-    below = base.__subclasses__()
+    below: list[type] = base.__subclasses__()
     return below + [cls for child in below for cls in _subclasses(child)]
 
 

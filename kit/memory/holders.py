@@ -120,7 +120,9 @@ def _known_as(holder: object, item: object) -> str:
         names = [name for name, value in holder.f_locals.items() if value is item]
         running = "" if _is_running(holder) else ", kept by a traceback or a generator"
         function = holder.f_code.co_qualname
-        return f"{names[0] if names else 'a value'} in {function}{running}" if not _kits(holder.f_code.co_filename) else ""
+        return (
+            f"{names[0] if names else 'a value'} in {function}{running}" if not _kits(holder.f_code.co_filename) else ""
+        )
     if isinstance(holder, types.CellType):
         return f"a closure's variable ({type(item).__name__})"
     return ""

@@ -56,7 +56,11 @@ class Leak:
     def __str__(self) -> str:
         plural = self.kind if self.count == 1 else f"{self.kind}s"
         names = f" of {', '.join(map(repr, self.names))}" if self.names else ""
-        rate = f", {bytes_text(round(self.slope_per_pass))} a pass (R² {self.r_squared:.2f})" if self.slope_per_pass else ""
+        rate = (
+            f", {bytes_text(round(self.slope_per_pass))} a pass (R² {self.r_squared:.2f})"
+            if self.slope_per_pass
+            else ""
+        )
         held = f"; held by {', '.join(self.held_by)}" if self.held_by else ""
         return (
             f"{self.count} {plural}{names}, {bytes_text(self.nbytes)}, {self.purpose} of {self.owner} "
@@ -78,9 +82,7 @@ def find_leaks(
     live = recording.live_at(len(recording) - 1)
     if not len(live):
         return []
-    found = [
-        _leak(recording, group, by_design, kv_bytes_per_token) for group in _grouped(recording, live).values()
-    ]
+    found = [_leak(recording, group, by_design, kv_bytes_per_token) for group in _grouped(recording, live).values()]
     return sorted(found, key=lambda leak: (leak.verdict != "growth", -leak.nbytes, -leak.count))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -163,14 +164,14 @@ class MemoryReport:
 
     @property
     def timeline(self) -> list[tuple[int, int]]:
-        """Time in ns since the start and bytes live; of many points those are kept that are highest in their stretch."""
+        """Time in ns since the start, and bytes live; of many points only the highest of each stretch is kept."""
         totals = self.totals
         times = self.recording.records["time_ns"] - self.recording.start_ns
         if len(totals) <= _TIMELINE_POINTS:
             kept = np.arange(len(totals))
         else:
             edges = np.linspace(0, len(totals), _TIMELINE_POINTS + 1).astype(np.int64)
-            kept = np.array([a + int(totals[a:b].argmax()) for a, b in zip(edges[:-1], edges[1:], strict=True)])
+            kept = np.array([a + int(totals[a:b].argmax()) for a, b in itertools.pairwise(edges)])
         return [(int(times[i]), int(totals[i])) for i in kept]
 
     @property
@@ -195,14 +196,18 @@ class MemoryReport:
         """Raise AssertionError, naming tensors and lines, if anything grew or is still there without a reason."""
         bad = [leak for leak in self.leaks if leak.is_leak]
         if bad:
-            raise AssertionError("\n".join([f"{sum(leak.count for leak in bad)} ggml allocations leaked:", *map(str, bad)]))
+            raise AssertionError(
+                "\n".join([f"{sum(leak.count for leak in bad)} ggml allocations leaked:", *map(str, bad)])
+            )
 
     def assert_peak(self, limit: int | str) -> None:
         """Raise AssertionError, with what was live then, if more than ``limit`` bytes (or "64 MB") were live at once."""
         most = parse_bytes(limit)
         if self.peak > most:
             rows = "\n".join(f"  {bytes_text(row.nbytes)} {row.purpose} of {row.owner}" for row in self.at_peak[:8])
-            raise AssertionError(f"{bytes_text(self.peak)} of ggml memory were live at once, the limit is {limit}:\n{rows}")
+            raise AssertionError(
+                f"{bytes_text(self.peak)} of ggml memory were live at once, the limit is {limit}:\n{rows}"
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain data."""
@@ -268,6 +273,7 @@ class MemoryReport:
         return self.text()
 
     def _repr_mimebundle_(self, **kwargs: object) -> dict[str, str]:
+        """Text, and HTML whose picture of the timeline is a still that survives an untrusted notebook."""
         from kit.memory.report_html import report_html
 
         return {"text/plain": self.text(), "text/html": report_html(self, page=False)}
@@ -282,16 +288,16 @@ class MemoryReport:
         _, first, inverse = np.unique(columns, axis=0, return_index=True, return_inverse=True)
         counts = np.bincount(inverse.ravel())
         sums = np.bincount(inverse.ravel(), weights=r["size"].astype(np.float64))
-        rows: dict[tuple[str, ...], list[int]] = {}
+        rows: dict[tuple[str, str, str, str, str], list[int]] = {}
         for i, count, nbytes in zip(first, counts, sums, strict=True):
             total = rows.setdefault(_row_key(self.recording, r[i]), [0, 0])
             total[0] += int(count)
             total[1] += int(nbytes)
-        made = [Row(*key, count=count, nbytes=nbytes) for key, (count, nbytes) in rows.items()]
+        made = [Row(*key, count, nbytes) for key, (count, nbytes) in rows.items()]
         return sorted(made, key=lambda row: (-row.nbytes, row.owner))
 
 
-def _row_key(recording: Recording, record: Any) -> tuple[str, ...]:
+def _row_key(recording: Recording, record: Any) -> tuple[str, str, str, str, str]:
     return (
         recording.owner(record),
         recording.purpose(record),
@@ -316,5 +322,3 @@ def parse_bytes(text: int | str) -> int:
         return int(float(digits) * _UNITS[unit])
     except (ValueError, KeyError):
         raise ArgumentError(f"{text!r} is no number of bytes; write it as 64 MB or 64 MiB") from None
-
-

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import html
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kit.memory.flame import flame_html, flame_tree
@@ -23,17 +25,27 @@ def report_html(report: MemoryReport, *, page: bool = True) -> str:
     parts = [
         f"<p><b>peak {bytes_text(report.peak)}</b>, live at the end {bytes_text(report.live_nbytes)}, "
         f"{len(report.recording):,} events</p>",
-        timeline_svg(report),
+        timeline_svg(report) if page else _still(report),
         _leaks(report.leaks),
         _rows("Live at peak", report.at_peak),
         _rows("Live at the end", report.live),
-        "<details><summary>Who allocated what was live at peak</summary>" + flame_html(flame_tree(report)) + "</details>",
+        "<details><summary>Who allocated what was live at peak</summary>"
+        + flame_html(flame_tree(report))
+        + "</details>",
         _system(report),
     ]
     body = f'<div style="font:13px/1.5 system-ui,sans-serif;max-width:{_WIDTH}px">' + "\n".join(parts) + "</div>"
     if not page:
         return body
-    return f'<!doctype html><html><head><meta charset="utf-8"><title>ggml memory</title></head><body>{body}</body></html>'
+    return (
+        f'<!doctype html><html><head><meta charset="utf-8"><title>ggml memory</title></head><body>{body}</body></html>'
+    )
+
+
+def _still(report: MemoryReport) -> str:
+    data = base64.b64encode(report.png()).decode()
+    alt = "bytes live over time, and at peak by purpose"
+    return f'<img alt="{alt}" style="max-width:100%" src="data:image/png;base64,{data}">'
 
 
 def timeline_svg(report: MemoryReport) -> str:
@@ -59,7 +71,7 @@ def timeline_svg(report: MemoryReport) -> str:
     )
 
 
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     """A table of escaped cells."""
     top = "".join(f'<th style="{_CELL}">{html.escape(cell)}</th>' for cell in head)
     body = "".join("<tr>" + "".join(f'<td style="{_CELL}">{cell}</td>' for cell in row) + "</tr>" for row in rows)
@@ -77,14 +89,20 @@ def _leaks(leaks: list[Leak]) -> str:
             html.escape(", ".join((leak.kind, *leak.names))),
             html.escape(f"{leak.purpose} of {leak.owner}"),
             html.escape(leak.where or "outside Python"),
-            "" if leak.slope_per_pass is None else f"{bytes_text(round(leak.slope_per_pass))} (R² {leak.r_squared:.2f})",
+            ""
+            if leak.slope_per_pass is None
+            else f"{bytes_text(round(leak.slope_per_pass))} (R² {leak.r_squared:.2f})",
             html.escape("; ".join(leak.held_by)),
             html.escape(leak.library),
         )
         for leak in leaks[:_N_ROWS]
     ]
     head = ("verdict", "bytes", "count", "what", "for", "made at", "a pass", "held by", "library")
-    return f"<h3>Not freed: {sum(leak.count for leak in leaks):,} allocations</h3>" + _table(head, rows) + _more(len(leaks))
+    return (
+        f"<h3>Not freed: {sum(leak.count for leak in leaks):,} allocations</h3>"
+        + _table(head, rows)
+        + _more(len(leaks))
+    )
 
 
 def _rows(title: str, rows: list[Row]) -> str:
@@ -119,7 +137,7 @@ def _system(report: MemoryReport) -> str:
         ("VmLck", un.vm_lck),
         ("unaccounted: RssAnon - tracked", un.anon),
     )
-    rows: list[tuple[str, ...]] = [(html.escape(name), bytes_text(nbytes)) for name, nbytes in pairs]
+    rows = [(html.escape(name), bytes_text(nbytes)) for name, nbytes in pairs]
     reserved = [
         (html.escape(f"{name}: asked for {bytes_text(asked)}"), bytes_text(given))
         for name, given, asked in report.reserved_and_used()
@@ -129,7 +147,7 @@ def _system(report: MemoryReport) -> str:
         "<h3>The system since tracking began</h3>"
         + _table(("", "bytes"), rows)
         + "<h3>Reserved against used, at peak</h3>"
-        + _table(("buffer type", "reserved"), [*reserved])
+        + _table(("buffer type", "reserved"), reserved)
         + "<h3>Contexts at peak</h3>"
-        + _table(("owner", "contexts"), [*contexts])
+        + _table(("owner", "contexts"), contexts)
     )

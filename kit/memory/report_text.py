@@ -15,7 +15,8 @@ _N_ROWS = 12
 def report_text(report: MemoryReport) -> str:
     """Return the report as a page of text."""
     lines = [
-        f"peak {bytes_text(report.peak)}, live at the end {bytes_text(report.live_nbytes)}, {len(report.recording)} events",
+        f"peak {bytes_text(report.peak)}, live at the end {bytes_text(report.live_nbytes)}, "
+        f"{len(report.recording)} events",
         *_table("live at peak", report.at_peak),
         *_table("live at the end", report.live),
         *_leaks(report),
@@ -33,7 +34,10 @@ def _table(title: str, rows: list[Row]) -> list[str]:
     ]
     widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
     table = [
-        "  " + "  ".join(c.rjust(w) if i == 0 else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))).rstrip()
+        "  "
+        + "  ".join(
+            c.rjust(w) if i == 0 else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
         for row in cells
     ]
     more = [f"  ... {len(rows) - _N_ROWS} more"] if len(rows) > _N_ROWS else []
@@ -46,9 +50,10 @@ def _leaks(report: MemoryReport) -> list[str]:
     lines = ["not freed:"]
     for leak in report.leaks[:_N_ROWS]:
         lines.append(f"  {leak}")
-        lines.append(f"    first {time_text(leak.age_ns)} before the end, {leak.n_passes} passes" + (
-            f", in {leak.scope}" if leak.scope else ""
-        ))
+        lines.append(
+            f"    first {time_text(leak.age_ns)} before the end, {leak.n_passes} passes"
+            + (f", in {leak.scope}" if leak.scope else "")
+        )
     if len(report.leaks) > _N_ROWS:
         lines.append(f"  ... {len(report.leaks) - _N_ROWS} more places")
     return lines

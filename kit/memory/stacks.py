@@ -35,7 +35,7 @@ class Frame:
         return f"{self.file}:{self.line} in {self.function}"
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _node(number: int) -> tuple[int, Frame]:
     """Return the caller's node, and the frame."""
     found = ffi.new("kit_stack_node *")

@@ -55,6 +55,7 @@ left = [leak for leak in outer.report().leaks if "context" not in leak.kind]
 assert left == [], left
 """,
     "forked children track on, and on their own": """
+from kit.core.native import ffi, lib
 stop = threading.Event()
 def allocate():
     while not stop.is_set():
@@ -68,8 +69,7 @@ with kit.Tracker() as mem:
             for _ in range(5):
                 with kit.Tracker() as inner:
                     pass
-            ctx = kit.core.native.lib.ggml_init({"mem_size": 4096, "mem_buffer": kit.core.native.ffi.NULL, "no_alloc": True})
-            kit.core.native.lib.ggml_free(ctx)
+            lib.ggml_free(lib.ggml_init({"mem_size": 4096, "mem_buffer": ffi.NULL, "no_alloc": True}))
             mem.report()
             os._exit(0)
         assert os.waitpid(child, 0)[1] == 0

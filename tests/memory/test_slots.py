@@ -11,11 +11,11 @@ import re
 import shutil
 import subprocess
 
+import kit._native
 import numpy as np
 import pytest
 
 import kit
-import kit._native
 from kit.core.native import library_paths
 
 _ENTRY = re.compile(r"^([0-9a-f]{8,})\s+\S+\s+R_\S+\s+[0-9a-f]+\s+(\w+)(?:@\S+)? \+ 0", re.M)

@@ -72,7 +72,9 @@ def test_no_leak_message_names_tensor_and_line(backend: kit.Backend) -> None:
     report = mem.report()
     for buffers in held:
         buffers.close()
-    with pytest.raises(AssertionError, match=rf"5 buffers of 'mask'.*growth.*test_tracker.py:{line_of(leaky_pass, 'mask.set')}"):
+    with pytest.raises(
+        AssertionError, match=rf"5 buffers of 'mask'.*growth.*test_tracker.py:{line_of(leaky_pass, 'mask.set')}"
+    ):
         report.assert_no_leaks()
 
 

@@ -68,6 +68,7 @@ class Recording:
         self.first = first
         self.elders = elders
         self.start_ns = start_ns
+        self.labels = store.labels()
         self._owners: dict[tuple[int, int], str] = {}
 
     def __len__(self) -> int:
@@ -92,7 +93,7 @@ class Recording:
 
     def purpose(self, record: Records) -> str:
         """What the memory is for: as kit says, as ggml's usage says, as its owner says."""
-        label = store.label_of(int(record["label"]))
+        label = self.labels[int(record["label"])]
         if label is not None:
             return label.purpose
         kind, usage = store.KINDS[int(record["kind"])], int(record["usage"])
@@ -106,13 +107,13 @@ class Recording:
 
     def owner(self, record: Records) -> str:
         """Who holds it: kit's owner, or that of the context, allocator or scheduler it was made in."""
-        label = store.label_of(int(record["label"]))
+        label = self.labels[int(record["label"])]
         if label is not None:
             return label.owner
         if int(record["usage"]) == BY_DESIGN:
             return "thread pool"
         above = self.owner_record(record)
-        if above is not None and store.label_of(int(above["label"])) is not None:
+        if above is not None and self.labels[int(above["label"])] is not None:
             return self.owner(above)
         purpose = self.purpose(record)
         if above is not None and purpose == "metadata":
@@ -126,7 +127,7 @@ class Recording:
 
     def name(self, record: Records) -> str:
         """Name of the tensor or object, if it has one."""
-        label = store.label_of(int(record["label"]))
+        label = self.labels[int(record["label"])]
         return label.name if label is not None else store.name_text(int(record["name"]))
 
     def event(self, index: int) -> Event:

@@ -82,9 +82,12 @@ def _holders(target: object) -> list[str]:
     level: list[object] = [target]
     found: dict[str, None] = {}
     looks = 0
+    variables = _running_variables()
     for _ in range(_MAX_DEPTH):
         above: list[object] = []
         for item in level:
+            if id(item) in variables:
+                found.setdefault(variables[id(item)])
             looks += 1
             if looks > _MAX_LOOKS or len(found) >= _MAX_HOLDERS:
                 return list(found)
@@ -135,6 +138,17 @@ def _in_namespace(holder: dict[Any, Any], item: object) -> str:
     names = [str(name) for name, value in holder.items() if value is item]
     plain = [name for name in names if not name.startswith("_")] or names
     return f"{module}.{plain[0]}" if plain else ""
+
+
+def _running_variables() -> dict[int, str]:
+    """Local variables of functions that run now, by the identity of their values: no collector lists those frames."""
+    return {
+        id(value): f"{name} in {frame.f_code.co_qualname}"
+        for top in sys._current_frames().values()
+        for frame in _chain(top)
+        if not _kits(frame.f_code.co_filename) and frame.f_locals is not frame.f_globals
+        for name, value in frame.f_locals.items()
+    }
 
 
 def _is_running(frame: types.FrameType) -> bool:

@@ -39,12 +39,14 @@ class Row:
 class Unaccounted:
     """The system's figures beside the tracker's, as differences since the tracker began.
 
-    ``tracked`` is bytes that ggml got and did not give back; ``anon`` is resident anonymous memory that this does not
-    explain (negative: promised memory that nobody has touched yet); ``mapped_untouched`` is of files.
+    ``tracked`` is bytes that ggml got and did not give back, ``tracked_files`` those of mapped files, ``tracker`` the
+    tracker's own records; ``anon`` is resident anonymous memory that these do not explain (negative: promised
+    memory that nobody has touched yet).
     """
 
     tracked: int
     tracked_files: int
+    tracker: int
     rss_anon: int
     rss_file: int
     vm_swap: int
@@ -136,7 +138,7 @@ class MemoryReport:
         return totals
 
     def by_type_and_purpose(self) -> dict[tuple[str, str], int]:
-        """Bytes at peak by buffer type and purpose; contexts count as type ``host``."""
+        """Bytes at peak by buffer type, which names its device, and purpose; contexts count as type ``host``."""
         totals: dict[tuple[str, str], int] = {}
         for row in self.at_peak:
             key = (row.buffer_type or "host", row.purpose)
@@ -181,8 +183,16 @@ class MemoryReport:
         r = self.recording.records[self._live]
         files = int(r["size"][r["kind"] == 5].sum())
         tracked = self.live_nbytes - files
+        own = store.own_nbytes(len(self.recording))
         return Unaccounted(
-            tracked, files, grown.rss_anon, grown.rss_file, grown.vm_swap, grown.vm_lck, grown.rss_anon - tracked
+            tracked,
+            files,
+            own,
+            grown.rss_anon,
+            grown.rss_file,
+            grown.vm_swap,
+            grown.vm_lck,
+            grown.rss_anon - tracked - own,
         )
 
     @property
@@ -201,7 +211,7 @@ class MemoryReport:
             )
 
     def assert_peak(self, limit: int | str) -> None:
-        """Raise AssertionError, with what was live then, if more than ``limit`` bytes (or "64 MB") were live at once."""
+        """Raise AssertionError, with what was live then, if more than ``limit`` (bytes, or "64 MB") ever was."""
         most = parse_bytes(limit)
         if self.peak > most:
             rows = "\n".join(f"  {bytes_text(row.nbytes)} {row.purpose} of {row.owner}" for row in self.at_peak[:8])

@@ -131,11 +131,12 @@ def _system(report: MemoryReport) -> str:
     pairs = (
         ("tracked, in memory of its own", un.tracked),
         ("tracked, mapped files", un.tracked_files),
+        ("the tracker's own records", un.tracker),
         ("RssAnon", un.rss_anon),
         ("RssFile", un.rss_file),
         ("VmSwap", un.vm_swap),
         ("VmLck", un.vm_lck),
-        ("unaccounted: RssAnon - tracked", un.anon),
+        ("unaccounted: RssAnon less these", un.anon),
     )
     rows = [(html.escape(name), bytes_text(nbytes)) for name, nbytes in pairs]
     reserved = [

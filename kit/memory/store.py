@@ -55,6 +55,7 @@ def begin(stacks: bool) -> int:
     with _lock:
         if not _active:
             lib.kit_events_clear()
+            _forget_labels()
             ledger.listener = _listen
         _active += 1
         _with_stacks += stacks
@@ -98,9 +99,14 @@ def name_text(number: int) -> str:
     return c_text(lib.kit_name_text(int(number)))
 
 
-def label_of(number: int) -> Resource | None:
-    """Return kit's own entry for what an event is about."""
-    return _labels[int(number)]
+def labels() -> list[Resource | None]:
+    """Return kit's own entries by label; grows while somebody tracks, a new one begins with the next first tracker."""
+    return _labels
+
+
+def own_nbytes(n_events: int) -> int:
+    """Return what recording ``n_events`` itself costs in memory, without the entries for kit's own objects."""
+    return n_events * RECORD.itemsize
 
 
 def copy_path(copy: int) -> str:
@@ -117,6 +123,12 @@ def _listen(resource: Resource, opened: bool) -> None:
         lib.kit_event_note(kind, resource.address, resource.nbytes, not opened)
     if opened:
         lib.kit_event_label(kind, resource.address, _number(resource))
+
+
+def _forget_labels() -> None:
+    global _labels
+    _labels = [None]  # reports keep the list of their own time
+    _label_numbers.clear()
 
 
 def _number(resource: Resource) -> int:

@@ -58,8 +58,8 @@ class Tracker:
         """End tracking; reports show what was so far. A second call does nothing."""
         if not self._active:
             return
-        self._recording = self._read()
         self._after = process_memory()
+        self._recording = self._read()
         self._active = False
         unfollow_ctypes()
         store.end(self.stacks)
@@ -71,7 +71,7 @@ class Tracker:
             NotComputedError: the tracker was never active.
         """
         if self._active:
-            recording, after = self._read(), process_memory()
+            after, recording = process_memory(), self._read()
         elif self._recording is not None and self._after is not None:
             recording, after = self._recording, self._after
         else:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import pathlib
 import threading
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -89,6 +91,32 @@ def test_holder_of_a_leak_is_named(backend: kit.Backend) -> None:
 
 
 kept_by_the_module: list[BufferSet]
+
+
+def test_holders_in_closures_locals_and_tracebacks(backend: kit.Backend) -> None:
+    def held_by(keep: Callable[[BufferSet], object]) -> tuple[str, ...]:
+        with kit.Tracker() as mem:
+            ctx = kit.Context(backend)
+            ctx.input(MASK.shape, "f32", name="mask").set(MASK)
+            kept = keep(ctx.detach())
+            del ctx
+        (leak,) = mem.report().leaks
+        found = leak.held_by
+        for resource in gc.get_objects():
+            if isinstance(resource, BufferSet) and resource.nbytes:
+                resource.close()
+        del kept
+        return found
+
+    def fail(buffers: BufferSet) -> BaseException:
+        try:
+            raise RuntimeError(len(buffers))
+        except RuntimeError as error:
+            return error
+
+    assert any("closure" in text for text in held_by(lambda buffers: lambda: buffers))
+    assert any("buffers in" in text and "fail" in text and "traceback" in text for text in held_by(fail))
+    assert any("kept in" in text and "held_by" in text for text in held_by(lambda buffers: [buffers]))
 
 
 def test_peak_and_who_was_live_then(backend: kit.Backend) -> None:

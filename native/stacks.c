@@ -105,7 +105,11 @@ static bool python_is_over(void) {
 }
 
 static bool holds_gil(PyThreadState *state) {
+#if PY_VERSION_HEX >= 0x030D0000
+    return PyThreadState_GetUnchecked() == state;
+#else
     return _PyThreadState_UncheckedGet() == state;
+#endif
 }
 
 kit_place kit_place_here(void) {

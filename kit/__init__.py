@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from kit.core.gguf import GGUFFile
     from kit.core.graph import Graph
     from kit.core.tensor import Tensor
+    from kit.memory.tracker import Tracker
     from kit.models.model import Model, load
     from kit.models.sampler import Sampler
     from kit.models.session import Session
@@ -56,6 +57,7 @@ _HOME = {
     "GGUFFile": "kit.core.gguf",
     "Graph": "kit.core.graph",
     "Tensor": "kit.core.tensor",
+    "Tracker": "kit.memory.tracker",
     "Model": "kit.models.model",
     "load": "kit.models.model",
     "Sampler": "kit.models.sampler",
@@ -92,6 +94,7 @@ __all__ = [
     "ShapeError",
     "Tensor",
     "Tokenizer",
+    "Tracker",
     "UnknownStage",
     "UnsupportedModel",
     "__version__",
@@ -112,6 +115,11 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'kit' has no attribute {name!r}")
     globals()[name] = value
     return value
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Make the magics known: what ``%load_ext kit`` calls."""
+    importlib.import_module("kit.views.magics").register(shell)
 
 
 def __dir__() -> list[str]:

@@ -21,7 +21,7 @@ from native.private_copies import copy_privately  # noqa: E402
 _RELEASES_GIL = re.compile(
     r"compute|synchroni[sz]e|tensor_set|tensor_get|tensor_copy|tensor_memset|buffer_clear|buft_alloc|alloc_buffer|"
     r"alloc_ctx|alloc_graph|gallocr_reserve|sched_reserve|quantize|from_file|write_to_file|backend_load|"
-    r"dev_init|threadpool|kit_graph_|kit_gguf_check|kit_read|kit_shutdown|kit_touch|kit_cost_|kit_pages_"
+    r"dev_init|threadpool|kit_graph_|kit_gguf_check|kit_track_s|kit_read|kit_shutdown|kit_touch|kit_cost_|kit_pages_"
 )
 _WRAPPER = re.compile(r"^_cffi_f_(\w+)\(PyObject \*self", re.M)
 

@@ -55,7 +55,9 @@ static void give_pool_to_backends(void) {
 
 static bool make_pool(void) {
     struct ggml_threadpool_params params = ggml_threadpool_params_default(pool_threads);
+    kit_calls_by_design(true);
     pool = ggml_threadpool_new(&params);
+    kit_calls_by_design(false);
     give_pool_to_backends();
     return pool != NULL;
 }

@@ -17,6 +17,7 @@ void kit_leave(const char *text) {
     kit_frame *frame = kit_frame_top;
     if (kit_abort_text == NULL) kit_abort_text = strdup(text);
     kit_frame_top = frame->outer;
+    kit_calls_cut(frame);
     __builtin_longjmp(frame->jump, 1);
 }
 

@@ -28,8 +28,10 @@ PyObject *kit_guard_raise(void);
 
 #define KIT_GUARD_RELEASING_GIL                                                                    \
     {                                                                                              \
-        PyThreadState *volatile saved_ = PyEval_SaveThread();                                      \
         kit_frame frame_;                                                                          \
+        frame_.place = kit_place_noted;                                                            \
+        if (__builtin_expect(kit_recording, 0)) kit_place_noted = kit_place_here();                \
+        PyThreadState *volatile saved_ = PyEval_SaveThread();                                      \
         frame_.outer = kit_frame_top;                                                              \
         if (__builtin_setjmp(frame_.jump) == 0) {                                                  \
             kit_frame_top = &frame_;
@@ -38,6 +40,7 @@ PyObject *kit_guard_raise(void);
             kit_frame_top = frame_.outer;                                                          \
         }                                                                                          \
         PyEval_RestoreThread(saved_);                                                              \
+        kit_place_noted = frame_.place;                                                            \
         if (__builtin_expect(kit_abort_text != NULL, 0)) return kit_guard_raise();                 \
     }
 

@@ -74,6 +74,7 @@ static void on_signal(int number, siginfo_t *info, void *context) {
     if (!within(program_counter(context), trouble == KIT_CUT ? library : barrier)) return;
     kit_frame *frame = kit_frame_top;
     kit_frame_top = frame->outer;
+    kit_calls_cut(frame);
     __builtin_longjmp(frame->jump, 1);
 }
 
@@ -137,6 +138,7 @@ static void worker_aborted(const char *text) {
     }
     kit_frame *frame = kit_frame_top;
     kit_frame_top = NULL;
+    kit_calls_cut(frame);
     __builtin_longjmp(frame->jump, 1);
 }
 

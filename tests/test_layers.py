@@ -20,6 +20,7 @@ ROOMS = {
     "models": 3,
     "views": 4,
     "cli": 5,
+    "pytest_plugin": 5,
     "__main__": 6,
 }
 

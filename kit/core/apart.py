@@ -35,7 +35,9 @@ class ApartGraph:
             lib.ggml_gallocr_free(allocator)
             raise
         self.nbytes = int(lib.ggml_gallocr_get_buffer_size(allocator, 0))
-        entry = ledger.Resource("allocator", self.nbytes, f"memory of {graph.name}", owner, "compute", "CPU")
+        address = int(ffi.cast("uintptr_t", allocator))
+        name = f"memory of {graph.name}"
+        entry = ledger.Resource("allocator", self.nbytes, name, owner, "compute", "CPU", address=address)
         self._finalizer = weakref.finalize(self, _free, allocator, ledger.opened(entry))
 
     def index_of(self) -> dict[int, int]:

@@ -244,7 +244,11 @@ class _State:
         """Keep the ledger true: one entry for the scheduler or allocator with the bytes it holds."""
         present = self.scheduler is not None or self.allocator is not None
         kind = "scheduler" if self.scheduler is not None else "allocator"
-        entry = ledger.Resource(kind, self.compute_nbytes(), f"{kind} of {self.name}", "compute", "compute", self.name)
+        handle = self.scheduler if self.scheduler is not None else self.allocator
+        address = int(ffi.cast("uintptr_t", handle)) if present else 0
+        entry = ledger.Resource(
+            kind, self.compute_nbytes(), f"{kind} of {self.name}", "compute", "compute", self.name, address=address
+        )
         if present and self.number:
             ledger.changed(self.number, entry)
         elif present:

@@ -31,7 +31,8 @@ class Buffer:
         self.name = name
         self.holds = holds  # memory that must outlive the buffer
         own = 0 if borrowed else self.nbytes  # a mapping, or the application, accounts for borrowed memory
-        entry = ledger.Resource("buffer", own, name, owner, purpose, self.buffer_type)
+        address = int(ffi.cast("uintptr_t", handle))
+        entry = ledger.Resource("buffer", own, name, owner, purpose, self.buffer_type, address=address)
         self._handle = handle
         self._finalizer = weakref.finalize(self, _free, handle, ledger.opened(entry), holds)
 

@@ -261,7 +261,10 @@ def _build(outputs: Sequence[Tensor], name: str, cores: Sequence[Core]) -> tuple
             raise OutOfMemory(f"no memory for {name} of {order.n_nodes} nodes", nbytes=nbytes)
         handle = lib.ggml_new_graph_custom(raw, size, False)
         lib.kit_graph_fill(handle, order)
-        number = ledger.opened(ledger.Resource("context", nbytes, name, outputs[0].core.name, "metadata"))
+        entry = ledger.Resource(
+            "context", nbytes, name, outputs[0].core.name, "metadata", address=int(ffi.cast("uintptr_t", raw))
+        )
+        number = ledger.opened(entry)
         native = _Native(raw, handle, int(order.n_nodes), int(order.n_leafs), number)
         return native, _find_leaves(order, cores)
     finally:

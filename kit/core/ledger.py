@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 import threading
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from kit.units import bytes_text
 
@@ -28,6 +29,7 @@ class Resource:
     purpose: str
     buffer_type: str = ""
     library: str = "kit"
+    address: int = field(default=0, compare=False, repr=False)  # ggml's pointer, or a mapping's first byte
 
     def __str__(self) -> str:
         where = f" in {self.buffer_type}" if self.buffer_type else ""
@@ -39,18 +41,26 @@ _numbers = itertools.count(1)
 _lock = threading.RLock()  # a finalizer may run inside any of these functions, on the same thread
 
 
+#: Told of every resource opened (True) and closed (False) while somebody tracks.
+listener: Callable[[Resource, bool], None] | None = None
+
+
 def opened(resource: Resource) -> int:
     """Enter ``resource``; return the number to give to `closed`."""
     with _lock:
         number = next(_numbers)
         _live[number] = resource
+    if listener is not None:
+        listener(resource, True)
     return number
 
 
 def closed(number: int) -> None:
     """Strike out the resource entered under ``number``."""
     with _lock:
-        _live.pop(number, None)
+        resource = _live.pop(number, None)
+    if listener is not None and resource is not None:
+        listener(resource, False)
 
 
 def changed(number: int, resource: Resource) -> None:
@@ -58,6 +68,8 @@ def changed(number: int, resource: Resource) -> None:
     with _lock:
         if number in _live:
             _live[number] = resource
+    if listener is not None:
+        listener(resource, True)
 
 
 def live() -> list[Resource]:

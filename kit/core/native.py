@@ -15,6 +15,7 @@ import pathlib
 import sys
 from typing import Any
 
+from kit.core.scope import current
 from kit.errors import GgmlAbort, NativeMissing
 from kit.log import joiner, log
 
@@ -67,6 +68,7 @@ def kit_on_stage(call: int, user: Any) -> bool:
 
 
 def _silence() -> None:
+    lib.kit_track_shutdown()  # from here on allocation hooks leave Python alone
     lib.ggml_log_set(lib.kit_log_silent, ffi.NULL)  # Python's logging is about to go
 
 
@@ -79,6 +81,7 @@ def _install() -> None:
         )
     lib.ggml_log_set(lib.kit_on_log, ffi.NULL)
     lib.kit_watch_set_function(lib.kit_on_stage)
+    lib.kit_stack_set_scope_variable(ffi.cast("void *", id(current)))
     os.register_at_fork(after_in_child=lib.kit_forked)
     atexit.register(_silence)
 

@@ -90,7 +90,8 @@ class Pools:
         raw = lib.ggml_init({"mem_size": size, "mem_buffer": ffi.NULL if memory is None else memory, "no_alloc": True})
         if raw == ffi.NULL:
             raise OutOfMemory(f"no memory for {slots} more tensors of context {self.name!r}", nbytes=size)
-        number = ledger.opened(ledger.Resource("context", size, self.name, self.name, "metadata"))
+        address = int(ffi.cast("uintptr_t", raw))
+        number = ledger.opened(ledger.Resource("context", size, self.name, self.name, "metadata", address=address))
         self.chain.append((raw, slots, number))
         self._position = len(self.chain) - 1
         self.raw, self.left = raw, slots

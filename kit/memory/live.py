@@ -51,5 +51,10 @@ class Live(tuple[Resource, ...]):
 
 
 def live() -> Live:
-    """Return every native resource kit has opened and not yet closed."""
-    return Live(ledger.live())
+    """Return every native resource kit has opened and not yet closed.
+
+    While a tracker is active, also what other copies of ggml have allocated since it began.
+    """
+    from kit.memory import foreign_live
+
+    return Live([*ledger.live(), *foreign_live.foreign_resources()])

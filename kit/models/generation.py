@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from kit.core.scope import scope
 from kit.errors import ArgumentError
 from kit.models.sampler import Sampler
 
@@ -37,8 +38,9 @@ def _tokens(session: Session, ids: list[int], max_tokens: int, sampler: Sampler,
     decoder = session.tokenizer.stream(skip_special=True)
     tail = ""
     reach = 256 + max(map(len, stop), default=0)
-    for _ in range(max_tokens):
-        logits = session.next_logits(ids)
+    for n in range(max_tokens):
+        with scope("prefill" if len(ids) > 1 else f"token {n}"):
+            logits = session.next_logits(ids)
         token = sampler.sample(logits)
         if token in session.tokenizer.eog_ids:
             break

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from kit.core.backend import Backend
 from kit.core.compute import turn
 from kit.core.gguf import GGUFFile
+from kit.core.scope import scope
 from kit.errors import ArgumentError, ClosedError, GGUFError, UnsupportedModel
 from kit.models.config import LlamaConfig
 from kit.models.layout import check_tensors
@@ -76,7 +77,8 @@ class Model:
         size = n_ctx if n_ctx is not None else min(DEFAULT_CTX, self.config.n_ctx_train)
         if not _is_count(size) or not _is_count(n_batch):
             raise ArgumentError(f"n_ctx is {size} and n_batch {n_batch}; both must be whole numbers from 1")
-        session = Session(self, size, n_batch, flash_attn)
+        with scope("session open"):
+            session = Session(self, size, n_batch, flash_attn)
         self._sessions.add(session)
         return session
 
@@ -168,5 +170,6 @@ def load(
     Raises:
         ModelNotFound, GGUFError, UnsupportedModel, OutOfMemory: each says what is wrong, with what, and what to do.
     """
-    file = GGUFFile(find_model(name_or_path))
-    return Model(file, backend, use_mmap=use_mmap, progress=progress, n_threads=n_threads)
+    with scope("load"):
+        file = GGUFFile(find_model(name_or_path))
+        return Model(file, backend, use_mmap=use_mmap, progress=progress, n_threads=n_threads)

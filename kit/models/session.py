@@ -18,6 +18,7 @@ import numpy.typing as npt
 from kit.core import transfer
 from kit.core.compute import turn
 from kit.core.context import Context
+from kit.core.scope import scope
 from kit.core.watch import Watch
 from kit.errors import ArgumentError, ClosedError, OutOfMemory
 from kit.models.attention import Choice, choose
@@ -158,7 +159,7 @@ class Session:
             raise ArgumentError(f"logits is {logits!r}; give 'all' or 'last'")
         kept = match_stages([keep] if isinstance(keep, str) else keep, self.model.config.n_layer)
         patches = resolve(patch or {}, self.model.config.n_layer)
-        with self.working():
+        with self.working(), scope("prefill"):
             self._end_walk()
             self._catch_up(len(ids))
             started = time.perf_counter_ns()
@@ -181,7 +182,7 @@ class Session:
         if level not in ("stage", "block"):
             raise ArgumentError(f"level is {level!r}; give 'stage' or 'block'")
         ids = self._ids(prompt)
-        with self.working():
+        with self.working(), scope("prefill"):
             self._end_walk()
             self._catch_up(len(ids))
             built = self._passes.build(self._key(len(ids), len(ids), looked_at=True), apart=True)

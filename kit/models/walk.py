@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from kit.core import transfer
 from kit.core.apart import ApartGraph
+from kit.core.scope import scope
 from kit.errors import ArgumentError, BusyError, ClosedError, NotComputedError
 from kit.models.lens import top_entries
 from kit.models.passes import Batch, BuiltPass
@@ -132,7 +133,7 @@ class Walk(Iterator[Step]):
             raise StopIteration
         end, stage = self._route[self._next]
         started = time.perf_counter_ns()
-        with self._session.working():
+        with self._session.working(), scope(stage.name):
             try:
                 self._apart.compute(self._node, end + 1)
             except BaseException:

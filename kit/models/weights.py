@@ -116,7 +116,9 @@ class _Mapping:
         name = file.path.name
         handle_ = lib.ggml_backend_cpu_buffer_from_ptr(ffi.cast("void *", pointer), file.nbytes)
         lib.ggml_backend_buffer_set_usage(handle_, lib.GGML_BACKEND_BUFFER_USAGE_WEIGHTS)
-        number = ledger.opened(ledger.Resource("mapping", file.nbytes, name, "weights", "weights", "mapped file"))
+        address = int(ffi.cast("uintptr_t", pointer))
+        entry = ledger.Resource("mapping", file.nbytes, name, "weights", "weights", "mapped file", address=address)
+        number = ledger.opened(entry)
         self.buffer = Buffer(
             handle_,
             purpose="weights",

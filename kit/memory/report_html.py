@@ -1,0 +1,154 @@
+"""A report as one HTML page: inline styles and SVG, no script, nothing loaded from anywhere, all names escaped."""
+
+from __future__ import annotations
+
+import base64
+import html
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from kit.memory.flame import flame_html, flame_tree
+from kit.units import bytes_text, time_text
+
+if TYPE_CHECKING:
+    from kit.memory.leaks import Leak
+    from kit.memory.report import MemoryReport, Row
+
+_N_ROWS = 200
+_WIDTH, _HEIGHT = 860, 150
+_COLORS = {"growth": "#c0392b", "live": "#b9770e", "cache": "#2471a3", "static": "#616a6b", "by design": "#1e8449"}
+_CELL = "padding:2px 10px 2px 0;text-align:left;vertical-align:top;border-bottom:1px solid #8884"
+
+
+def report_html(report: MemoryReport, *, page: bool = True) -> str:
+    """Return the report as HTML; ``page`` makes it a whole document, else a part for a notebook."""
+    parts = [
+        f"<p><b>peak {bytes_text(report.peak)}</b>, live at the end {bytes_text(report.live_nbytes)}, "
+        f"{len(report.recording):,} events</p>",
+        timeline_svg(report) if page else _still(report),
+        _leaks(report.leaks),
+        _rows("Live at peak", report.at_peak),
+        _rows("Live at the end", report.live),
+        "<details><summary>Who allocated what was live at peak</summary>"
+        + flame_html(flame_tree(report))
+        + "</details>",
+        _system(report),
+    ]
+    body = f'<div style="font:13px/1.5 system-ui,sans-serif;max-width:{_WIDTH}px">' + "\n".join(parts) + "</div>"
+    if not page:
+        return body
+    return (
+        f'<!doctype html><html><head><meta charset="utf-8"><title>ggml memory</title></head><body>{body}</body></html>'
+    )
+
+
+def _still(report: MemoryReport) -> str:
+    data = base64.b64encode(report.png()).decode()
+    alt = "bytes live over time, and at peak by purpose"
+    return f'<img alt="{alt}" style="max-width:100%" src="data:image/png;base64,{data}">'
+
+
+def timeline_svg(report: MemoryReport) -> str:
+    """Return bytes live over time as an SVG picture: a step line, its peak marked."""
+    points = report.timeline
+    if not points:
+        return "<p>nothing was allocated</p>"
+    span, top = max(points[-1][0], 1), max(report.peak, 1)
+    x = [t / span * _WIDTH for t, _ in points]
+    y = [_HEIGHT - b / top * (_HEIGHT - 20) for _, b in points]
+    steps = f"M0,{_HEIGHT}" + "".join(f"H{a:.1f}V{b:.1f}" for a, b in zip(x, y, strict=True)) + f"H{_WIDTH}V{_HEIGHT}Z"
+    peak = max(range(len(points)), key=lambda i: points[i][1])
+    anchor = "end" if x[peak] > _WIDTH / 2 else "start"
+    return (
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT + 18}" width="{_WIDTH}" height="{_HEIGHT + 18}" role="img" '
+        f'aria-label="bytes live over time" style="max-width:100%;font:11px system-ui,sans-serif">'
+        f'<path d="{steps}" fill="#2471a3" fill-opacity="0.25" stroke="#2471a3"/>'
+        f'<circle cx="{x[peak]:.1f}" cy="{y[peak]:.1f}" r="3" fill="#c0392b"/>'
+        f'<text x="{x[peak]:.1f}" y="{y[peak] - 5:.1f}" text-anchor="{anchor}" fill="currentColor">'
+        f"{html.escape(bytes_text(points[peak][1]))}</text>"
+        f'<text x="0" y="{_HEIGHT + 14}" fill="currentColor">0</text>'
+        f'<text x="{_WIDTH}" y="{_HEIGHT + 14}" text-anchor="end" fill="currentColor">{time_text(span)}</text></svg>'
+    )
+
+
+def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    """A table of escaped cells."""
+    top = "".join(f'<th style="{_CELL}">{html.escape(cell)}</th>' for cell in head)
+    body = "".join("<tr>" + "".join(f'<td style="{_CELL}">{cell}</td>' for cell in row) + "</tr>" for row in rows)
+    return f'<table style="border-collapse:collapse"><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>'
+
+
+def _leaks(leaks: list[Leak]) -> str:
+    if not leaks:
+        return "<h3>Not freed: nothing</h3>"
+    rows = [
+        (
+            f'<b style="color:{_COLORS.get(leak.verdict, "inherit")}">{html.escape(leak.verdict)}</b>',
+            bytes_text(leak.nbytes),
+            str(leak.count),
+            html.escape(", ".join((leak.kind, *leak.names))),
+            html.escape(f"{leak.purpose} of {leak.owner}"),
+            html.escape(leak.where or "outside Python"),
+            ""
+            if leak.slope_per_pass is None
+            else f"{bytes_text(round(leak.slope_per_pass))} (R² {leak.r_squared:.2f})",
+            html.escape("; ".join(leak.held_by)),
+            html.escape(leak.library),
+        )
+        for leak in leaks[:_N_ROWS]
+    ]
+    head = ("verdict", "bytes", "count", "what", "for", "made at", "a pass", "held by", "library")
+    return (
+        f"<h3>Not freed: {sum(leak.count for leak in leaks):,} allocations</h3>"
+        + _table(head, rows)
+        + _more(len(leaks))
+    )
+
+
+def _rows(title: str, rows: list[Row]) -> str:
+    cells = [
+        (
+            bytes_text(row.nbytes),
+            f"{row.count:,}",
+            html.escape(row.kind),
+            html.escape(row.purpose),
+            html.escape(row.owner),
+            html.escape(row.buffer_type),
+            html.escape(row.library),
+        )
+        for row in rows[:_N_ROWS]
+    ]
+    head = ("bytes", "count", "kind", "purpose", "owner", "buffer type", "library")
+    return f"<h3>{title}</h3>" + (_table(head, cells) + _more(len(rows)) if cells else "<p>nothing</p>")
+
+
+def _more(n: int) -> str:
+    return f"<p>... and {n - _N_ROWS:,} more</p>" if n > _N_ROWS else ""
+
+
+def _system(report: MemoryReport) -> str:
+    un = report.unaccounted
+    pairs = (
+        ("tracked, in memory of its own", un.tracked),
+        ("tracked, mapped files", un.tracked_files),
+        ("the tracker's own records", un.tracker),
+        ("RssAnon", un.rss_anon),
+        ("RssFile", un.rss_file),
+        ("VmSwap", un.vm_swap),
+        ("VmLck", un.vm_lck),
+        ("unaccounted: RssAnon less these", un.anon),
+    )
+    rows = [(html.escape(name), bytes_text(nbytes)) for name, nbytes in pairs]
+    reserved = [
+        (html.escape(f"{name}: asked for {bytes_text(asked)}"), bytes_text(given))
+        for name, given, asked in report.reserved_and_used()
+    ]
+    contexts = [(html.escape(owner), str(n)) for owner, n in report.contexts_by_owner().items()][:_N_ROWS]
+    return (
+        "<h3>The system since tracking began</h3>"
+        + _table(("", "bytes"), rows)
+        + "<h3>Reserved against used, at peak</h3>"
+        + _table(("buffer type", "reserved"), reserved)
+        + "<h3>Contexts at peak</h3>"
+        + _table(("owner", "contexts"), contexts)
+    )

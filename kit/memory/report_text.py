@@ -1,0 +1,79 @@
+"""A report as text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kit.units import bytes_text, time_text
+
+if TYPE_CHECKING:
+    from kit.memory.report import MemoryReport, Row
+
+_N_ROWS = 12
+
+
+def report_text(report: MemoryReport) -> str:
+    """Return the report as a page of text."""
+    lines = [
+        f"peak {bytes_text(report.peak)}, live at the end {bytes_text(report.live_nbytes)}, "
+        f"{len(report.recording)} events",
+        *_table("live at peak", report.at_peak),
+        *_table("live at the end", report.live),
+        *_leaks(report),
+        *_rest(report),
+    ]
+    return "\n".join(lines)
+
+
+def _table(title: str, rows: list[Row]) -> list[str]:
+    if not rows:
+        return [f"{title}: nothing"]
+    cells = [
+        (bytes_text(row.nbytes), f"{row.count} x {row.kind}", row.purpose, row.owner, row.buffer_type, row.library)
+        for row in rows[:_N_ROWS]
+    ]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
+    table = [
+        "  "
+        + "  ".join(
+            c.rjust(w) if i == 0 else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in cells
+    ]
+    more = [f"  ... {len(rows) - _N_ROWS} more"] if len(rows) > _N_ROWS else []
+    return [f"{title}:", *table, *more]
+
+
+def _leaks(report: MemoryReport) -> list[str]:
+    if not report.leaks:
+        return ["leaks: none"]
+    lines = ["not freed:"]
+    for leak in report.leaks[:_N_ROWS]:
+        lines.append(f"  {leak}")
+        lines.append(
+            f"    first {time_text(leak.age_ns)} before the end, {leak.n_passes} passes"
+            + (f", in {leak.scope}" if leak.scope else "")
+        )
+    if len(report.leaks) > _N_ROWS:
+        lines.append(f"  ... {len(report.leaks) - _N_ROWS} more places")
+    return lines
+
+
+def _rest(report: MemoryReport) -> list[str]:
+    un = report.unaccounted
+    lines = [
+        f"the system: RssAnon {_signed(un.rss_anon)}, RssFile {_signed(un.rss_file)}, swapped {_signed(un.vm_swap)}, "
+        f"locked {_signed(un.vm_lck)}; tracked {_signed(un.tracked)}, unaccounted {_signed(un.anon)}"
+    ]
+    contexts = report.contexts_by_owner()
+    if contexts:
+        lines.append("contexts at peak: " + ", ".join(f"{owner} {n}" for owner, n in contexts.items()))
+    if report.by_design:
+        lines.append("by design: " + "; ".join(f"{leak.owner} {bytes_text(leak.nbytes)}" for leak in report.by_design))
+    if report.n_frees_of_older:
+        lines.append(f"{report.n_frees_of_older} frees of things allocated before tracking began")
+    return lines
+
+
+def _signed(nbytes: int) -> str:
+    return ("+" if nbytes >= 0 else "-") + bytes_text(abs(nbytes))

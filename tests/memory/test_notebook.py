@@ -1,0 +1,29 @@
+"""The magic, in a real kernel."""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+
+pytestmark = pytest.mark.notebook
+
+
+def test_kit_memory_magic_names_the_cell_and_its_line(tmp_path: pathlib.Path) -> None:
+    nbformat = pytest.importorskip("nbformat")
+    from nbclient import NotebookClient
+
+    cells = [
+        "%load_ext kit\nimport kit, numpy as np\nbackend = kit.Backend(n_threads=1)",
+        "%%kit_memory found\ncontext = kit.Context(backend)\nx = context.input((5,), 'f32', name='mask')\n"
+        "x.set(np.zeros(5, np.float32))\nheld = context.detach()",
+        "print(found.leaks[0].where, found.leaks[0].held_by)",
+    ]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    (shown,) = [o for o in notebook.cells[1].outputs if o.output_type == "display_data"]
+    assert "mask" in shown.data["text/plain"]
+    assert "data:image/png" in shown.data["text/html"]
+    printed = notebook.cells[2].outputs[0].text
+    assert printed.startswith("In [2]:4 in <module>"), printed
+    assert "__main__.held" in printed

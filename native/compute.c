@@ -27,6 +27,7 @@ static struct ggml_threadpool *pool;
 static int pool_threads = 1;
 static ggml_backend_t attached[MAX_ATTACHED];
 static int n_attached;
+static pthread_mutex_t attached_lock = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic int stop_requested;
 static struct sigaction previous_sigint;
 static timer_t cut_timer;
@@ -49,8 +50,11 @@ int kit_workers_install(void) {
     return kit_workers_patch();
 }
 
+/* ggml pauses, and so touches, the pool a backend had before: a pool is taken from all backends before it is freed. */
 static void give_pool_to_backends(void) {
+    pthread_mutex_lock(&attached_lock);
     for (int i = 0; i < n_attached; i++) ggml_backend_cpu_set_threadpool(attached[i], pool);
+    pthread_mutex_unlock(&attached_lock);
 }
 
 static bool make_pool(void) {
@@ -82,21 +86,34 @@ int kit_pool_threads(void) {
 }
 
 bool kit_cpu_attach(ggml_backend_t backend) {
-    if (n_attached == MAX_ATTACHED) return false;
-    attached[n_attached++] = backend;
-    ggml_backend_cpu_set_threadpool(backend, pool);
-    ggml_backend_cpu_set_abort_callback(backend, may_stop, NULL);
-    return true;
+    pthread_mutex_lock(&attached_lock);
+    bool room = n_attached < MAX_ATTACHED;
+    if (room) {
+        attached[n_attached++] = backend;
+        ggml_backend_cpu_set_threadpool(backend, pool);
+        ggml_backend_cpu_set_abort_callback(backend, may_stop, NULL);
+    }
+    pthread_mutex_unlock(&attached_lock);
+    return room;
 }
 
 void kit_cpu_detach(ggml_backend_t backend) {
+    pthread_mutex_lock(&attached_lock);
     for (int i = 0; i < n_attached; i++)
         if (attached[i] == backend) attached[i--] = attached[--n_attached];
+    pthread_mutex_unlock(&attached_lock);
+}
+
+void kit_before_fork(void) {
+    if (!kit_computing_frame) kit_pool_free(); /* its threads would not come along, and a lock of theirs might be held */
 }
 
 void kit_forked(void) {
-    pool = NULL; /* its threads did not come along */
-    give_pool_to_backends();
+    pthread_mutex_init(&attached_lock, NULL);
+    if (pool) { /* forked in the middle of a computation: that pool is lost, and must not be touched */
+        pool = NULL;
+        n_attached = 0;
+    }
     kit_workers_forget();
     have_timer = false;
 }
@@ -121,6 +138,7 @@ static void recover_pool(int trouble) {
             kit_workers_kick();
             nanosleep(&pause, NULL);
         }
+    give_pool_to_backends();
     atomic_store(&kit_trouble, KIT_ABORTED);
     pthread_t helper;
     if (broken && pthread_create(&helper, NULL, free_in_background, broken) == 0) {

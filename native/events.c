@@ -28,6 +28,7 @@ static live_entry *live;
 static uint64_t live_capacity, n_live; /* a power of two */
 static uint32_t *name_slots;           /* hash table of names: id, 0 for an empty place */
 static uint32_t *name_offsets;
+static uint32_t *name_devices;         /* of a buffer type's name: the name of its device */
 static char *name_bytes;
 static uint32_t n_names, name_bytes_used;
 static uint64_t mappings[MAX_MAPPINGS]; /* events (index + 1) of live mappings */
@@ -137,8 +138,9 @@ static uint32_t intern(const char *text) {
     if (!name_slots) {
         name_slots = map_pages(2 * MAX_NAMES * sizeof *name_slots);
         name_offsets = map_pages(MAX_NAMES * sizeof *name_offsets);
+        name_devices = map_pages(MAX_NAMES * sizeof *name_devices);
         name_bytes = map_pages(NAME_BYTES);
-        if (!name_slots || !name_offsets || !name_bytes) return 0;
+        if (!name_slots || !name_offsets || !name_devices || !name_bytes) return 0;
     }
     uint64_t hash = 1469598103934665603ull;
     size_t length = 0;
@@ -157,6 +159,10 @@ static uint32_t intern(const char *text) {
 
 const char *kit_name_text(uint32_t name) {
     return name && name <= n_names ? name_bytes + name_offsets[name] : "";
+}
+
+const char *kit_name_device(uint32_t type) {
+    return type && type <= n_names ? kit_name_text(name_devices[type]) : "";
 }
 
 static uint32_t clip(int64_t nanoseconds) {
@@ -178,6 +184,7 @@ uint64_t kit_events_allocated(const kit_allocation *what) {
     };
     pthread_mutex_lock(&lock);
     event.type = intern(what->type);
+    if (event.type && what->device) name_devices[event.type] = intern(what->device);
     event.name = intern(what->name);
     uint64_t number = find(what->kind, address);
     if (number && number > what->first) { /* an inner call has recorded it already; the outer one knows more */

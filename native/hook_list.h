@@ -37,6 +37,9 @@
     X(const char *, ggml_backend_buft_name, (void *type))                     \
     X(const char *, ggml_backend_buffer_name, (void *buffer))                 \
     X(size_t, ggml_backend_buffer_get_size, (void *buffer))                   \
+    X(void *, ggml_backend_buffer_get_type, (void *buffer))                   \
+    X(void *, ggml_backend_buft_get_device, (void *type))                     \
+    X(const char *, ggml_backend_dev_name, (void *device))                    \
     X(size_t, ggml_get_mem_size, (void *context))                             \
     X(void *, ggml_get_first_tensor, (void *context))                         \
     X(const char *, ggml_get_name, (void *tensor))

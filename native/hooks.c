@@ -147,13 +147,23 @@ static const char *type_of(ggml_copy *c, void *buffer, void *asked, char text[12
     return text;
 }
 
+/* The device whose memory a buffer is in; NULL where ggml does not say, as for ordinary memory. */
+static const char *device_of(ggml_copy *c, void *buffer) {
+    if (!c->ask.ggml_backend_buffer_get_type || !c->ask.ggml_backend_buft_get_device || !c->ask.ggml_backend_dev_name)
+        return NULL;
+    void *type = c->ask.ggml_backend_buffer_get_type(buffer);
+    void *device = type ? c->ask.ggml_backend_buft_get_device(type) : NULL;
+    return device ? c->ask.ggml_backend_dev_name(device) : NULL;
+}
+
 static void *buffer_allocated(ggml_copy *c, int k, void *buffer, void *type, uint64_t asked, bool owned,
                               int64_t begun, uint64_t before) {
     char text[128];
     if (!buffer) return NULL;
     uint64_t got = c->ask.ggml_backend_buffer_get_size ? c->ask.ggml_backend_buffer_get_size(buffer) : asked;
     allocated((kit_allocation){.kind = KIT_BUFFER, .copy = k, .address = buffer, .asked = asked, .size = owned ? got : 0,
-                               .type = type_of(c, buffer, type, text), .begin_ns = begun, .first = before});
+                               .type = type_of(c, buffer, type, text), .device = device_of(c, buffer),
+                               .begin_ns = begun, .first = before});
     return buffer;
 }
 

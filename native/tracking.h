@@ -14,7 +14,7 @@ typedef struct {
     int kind, copy;
     const void *address;
     uint64_t asked, size;
-    const char *type, *name;
+    const char *type, *name, *device;
     int64_t begin_ns;
     uint64_t owner;     /* index + 1 of an event, or a token, see kit_events_adopt */
     uint64_t first;     /* count of events when the call began: what is newer at this address is the same thing */

@@ -22,12 +22,19 @@ from kit.errors import BusyError, GgmlAbort, OutOfMemory
 _turn = threading.RLock()
 
 
-def _renew_turn() -> None:
+def _before_fork() -> None:
+    """Wait for the running computation, and free the pool: a child would inherit its locks without its threads."""
+    _turn.acquire()
+    lib.kit_before_fork()
+
+
+def _after_fork_in_child() -> None:
     global _turn
-    _turn = threading.RLock()  # the thread that held it does not exist in a forked child
+    _turn = threading.RLock()
+    lib.kit_forked()
 
 
-os.register_at_fork(after_in_child=_renew_turn)
+os.register_at_fork(before=_before_fork, after_in_parent=_turn.release, after_in_child=_after_fork_in_child)
 
 
 def default_threads() -> int:
@@ -107,13 +114,6 @@ def _check(status: int) -> None:
     if status == lib.GGML_STATUS_ALLOC_FAILED:
         raise OutOfMemory("ggml could not allocate what the graph needs")
     raise GgmlAbort(f"the computation ended with ggml's status {status}")
-
-
-def busy_turn() -> None:
-    """Raise BusyError when another thread is computing."""
-    if not _turn.acquire(blocking=False):
-        raise BusyError("another thread is computing")
-    _turn.release()
 
 
 def _core_of(cpu: int) -> tuple[str, str]:

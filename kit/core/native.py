@@ -82,7 +82,6 @@ def _install() -> None:
     lib.ggml_log_set(lib.kit_on_log, ffi.NULL)
     lib.kit_watch_set_function(lib.kit_on_stage)
     lib.kit_stack_set_scope_variable(ffi.cast("void *", id(current)))
-    os.register_at_fork(after_in_child=lib.kit_forked)
     atexit.register(_silence)
 
 

@@ -9,4 +9,5 @@ void kit_cpu_detach(ggml_backend_t backend);
 int kit_compute_scheduled(ggml_backend_sched_t scheduler, struct ggml_cgraph *graph);
 int kit_compute_graph(ggml_backend_t backend, struct ggml_cgraph *graph);
 void kit_interrupt(void);
+void kit_before_fork(void);
 void kit_forked(void);

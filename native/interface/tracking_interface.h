@@ -68,6 +68,8 @@ void kit_event_label(int kind, uintptr_t address, uint32_t label);
 /* Notes what no hook sees, such as a mapping made by Python. */
 void kit_event_note(int kind, uintptr_t address, uint64_t nbytes, bool freed);
 const char *kit_name_text(uint32_t name);
+/* ggml's name of the device that buffers of the type called `type` lie on; empty where ggml does not say. */
+const char *kit_name_device(uint32_t type);
 
 bool kit_stack_node_get(uint32_t id, kit_stack_node *node);
 /* The contextvars.ContextVar that holds the number of the current scope. */

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from benchmarks import chain, cold, contexts, decode, imports, metadata, stepping
+from benchmarks import (
+    chain,
+    cold,
+    contexts,
+    decode,
+    imports,
+    memory_events,
+    memory_passes,
+    memory_tracking,
+    memory_whisper,
+    metadata,
+    stepping,
+)
 from benchmarks.measure import Figure
 
 #: Takes the number of rounds and a scale from 0 to 1 for sizes; 1 is what the bounds are for.
@@ -18,4 +30,8 @@ BENCHMARKS: dict[str, Benchmark] = {
     "decode": decode.run,
     "stepping": stepping.run,
     "cold": cold.run,
+    "memory_tracking": memory_tracking.run,
+    "memory_passes": memory_passes.run,
+    "memory_events": memory_events.run,
+    "memory_whisper": memory_whisper.run,
 }

@@ -18,6 +18,7 @@ from kit.errors import KitError
 _INTERRUPTED = 130
 
 _threads = click.option("-t", "--threads", type=click.IntRange(1, 512), help="CPU threads; fewer on a busy machine.")
+_page: click.Path = click.Path(dir_okay=False, path_type=Path)
 
 
 class _Commands(click.Group):
@@ -48,16 +49,14 @@ def main(debug: bool) -> None:
 
 
 @main.command()
-@click.option(
-    "--out", type=click.Path(dir_okay=False, path_type=Path), default=Path("kit-demo.html"), show_default=True
-)
+@click.option("--out", type=_page, default=Path("kit-demo.html"), show_default=True)
 @click.option("--prompt", help="What the model goes on from.")
 @click.option("--model", "name", default="smollm2-135m", show_default=True, help="A name or a path.")
 @_threads
 @click.option("--open/--no-open", "opens", default=False, help="Open the page in a browser.")
 def demo(out: Path, prompt: str | None, name: str, threads: int | None, opens: bool) -> None:
     """The whole tour on a small model: devices, file, answer, every stage, memory; writes a page."""
-    _require_writable(out)
+    _require_writable(out, "--out")
     from kit.views.demo import PROMPT, run_demo
     from kit.views.demo_page import DemoPage
     from kit.views.terminal import console, page_line
@@ -177,6 +176,46 @@ def step(file: str, prompt: str, level: str, as_json: bool, n_ctx: int | None, t
     screen.print(terminal.stage_rows_table(stages))
 
 
+@main.command()
+@click.option("--sizes", metavar="LIST", help="As in 4KiB,1MiB,64MB.  [default: 4 KiB to 256 MiB]")
+@click.option("--repeats", type=click.IntRange(1), help="Trips per kind and size.  [default: a tenth of a second]")
+@click.option("--json", "as_json", is_flag=True, help="The records as JSON.")
+@click.option("--html", "page", type=_page, help="Also write the curves and tables as a page.")
+def costs(sizes: str | None, repeats: int | None, as_json: bool, page: Path | None) -> None:
+    """Measure what host, locked, pinned and device memory costs on this machine."""
+    if page is not None:
+        _require_writable(page, "--html")
+    wanted = None if sizes is None else _sizes(sizes)
+    from kit import memory
+
+    found = memory.costs(wanted, repeats)
+    click.echo(found.json() if as_json else found.text())
+    if page is not None:
+        page.write_text(found.html(), encoding="utf-8")
+        click.echo(f"wrote {page.resolve()}", err=True)
+
+
+@main.command(context_settings={"allow_interspersed_args": False})
+@click.option(
+    "-o", "--report", type=_page, default=Path("kit-memory.html"), show_default=True, help=".html, .json or .txt"
+)
+@click.option("--no-stacks", is_flag=True, help="Do not keep Python stacks.")
+@click.argument("script", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def watch(ctx: click.Context, report: Path, no_stacks: bool, script: Path, args: tuple[str, ...]) -> None:
+    """Run a Python program unchanged and report the ggml memory it leaks, whichever ggml it uses.
+
+    Options come before SCRIPT; everything after it goes to the program. The exit code is the program's own, or, where
+    that is 0, 1 for leaks and 0 for none.
+    """
+    _require_writable(report, "--report")
+    from kit.memory.watch import main as run_watched
+
+    options = ["--output", str(report), *(["--no-stacks"] if no_stacks else [])]
+    ctx.exit(run_watched([*options, "--", str(script), *args]))
+
+
 @main.group()
 def model() -> None:
     """Fetch and find models."""
@@ -212,11 +251,22 @@ def model_list() -> None:
         click.echo("no model of another tool was found (Hugging Face, Ollama, LM Studio, llama.cpp)")
 
 
-def _require_writable(path: Path) -> None:
+def _sizes(text: str) -> list[int]:
+    """Read ``4KiB,1MB``; raise BadParameter for what is no size."""
+    from kit.errors import ArgumentError
+    from kit.memory.report import parse_bytes
+
+    try:
+        return [parse_bytes(part) for part in text.split(",")]
+    except ArgumentError as error:
+        raise click.BadParameter(str(error), param_hint="--sizes") from None
+
+
+def _require_writable(path: Path, option: str) -> None:
     """Refuse now what could not be written at the end."""
     folder = path.resolve().parent
     if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise click.BadParameter(f"the folder {folder} is not there or cannot be written", param_hint="--out")
+        raise click.BadParameter(f"the folder {folder} is not there or cannot be written", param_hint=option)
 
 
 def _gguf_data(file: Any) -> dict[str, Any]:

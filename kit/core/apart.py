@@ -11,8 +11,9 @@ from typing import Any
 
 from kit.core import ledger
 from kit.core.buffer import refuse_impossible
-from kit.core.compute import compute_graph
+from kit.core.compute import compute_graph, turn
 from kit.core.graph import Graph
+from kit.core.interrupts import uninterrupted
 from kit.core.native import ffi, lib
 from kit.errors import ClosedError, OutOfMemory
 
@@ -26,6 +27,11 @@ class ApartGraph:
 
     def __init__(self, graph: Graph, owner: str) -> None:
         self.graph = graph
+        with turn(), uninterrupted:
+            self._open(owner)
+
+    def _open(self, owner: str) -> None:
+        graph = self.graph
         self._backend = graph.backend.handles[-1]
         buffer_type = lib.ggml_backend_get_default_buffer_type(self._backend)
         allocator = lib.ggml_gallocr_new(buffer_type)
@@ -73,7 +79,8 @@ class ApartGraph:
 
     def close(self) -> None:
         """Give the compute memory back; a second call does nothing."""
-        self._finalizer()
+        with turn(), uninterrupted:
+            self._finalizer()
 
 
 def _allocate(allocator: Any, graph: Graph, owner: str) -> None:
@@ -87,5 +94,6 @@ def _allocate(allocator: Any, graph: Graph, owner: str) -> None:
 
 
 def _free(allocator: Any, number: int) -> None:
-    lib.ggml_gallocr_free(allocator)
-    ledger.closed(number)
+    with uninterrupted:
+        lib.ggml_gallocr_free(allocator)
+        ledger.closed(number)

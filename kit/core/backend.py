@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from kit.core import ledger
 from kit.core.buffer import refuse_impossible
-from kit.core.compute import compute_graph, compute_scheduled, default_threads, turn
+from kit.core.compute import compute_graph, compute_scheduled, default_threads, running, turn
 from kit.core.devices import device_handle, device_handles
+from kit.core.interrupts import uninterrupted
 from kit.core.native import ffi, lib, text
 from kit.errors import ArgumentError, BusyError, ClosedError, OutOfMemory
 
@@ -36,9 +37,15 @@ class Backend:
         names = list(dict.fromkeys(devices)) if devices is not None else _default_devices()
         cpu = next(name for name in device_handles() if name.startswith("CPU."))
         self.devices: tuple[str, ...] = (*(name for name in names if name != cpu), cpu)
-        self._state = _State([_open_device(name) for name in self.devices], self.n_threads)
-        self._finalizer = weakref.finalize(self, _State.free, self._state)
+        with uninterrupted:
+            self._state = _State([_open_device(name) for name in self.devices], self.n_threads)
+            self._finalizer = weakref.finalize(self, _State.free, self._state)
         self.children: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    @property
+    def state(self) -> _State:
+        """The native half."""
+        return self._state
 
     @property
     def closed(self) -> bool:
@@ -108,7 +115,7 @@ class Backend:
 
     def close(self) -> None:
         """Close the contexts made on this backend, then the scheduler, then the devices."""
-        with turn():
+        with turn(), uninterrupted:
             self._state.refuse_nested()
             for child in list(self.children):
                 child.close()
@@ -136,7 +143,6 @@ class _State:
         self.allocator: Any = None
         self.current: Callable[[], Graph | None] = _nothing
         self.number = 0
-        self.computing = False
         self.name = text(lib.ggml_backend_name(handles[0]))
         for handle in handles:
             if lib.ggml_backend_is_cpu(handle):
@@ -168,7 +174,7 @@ class _State:
 
     def compute(self, graph: Graph, watch: Any) -> None:
         done = False
-        self.computing = True
+        running.append(graph)
         try:
             if self.allocator is not None:
                 compute_graph(self.handles[-1], graph.handle, self.n_threads)
@@ -178,13 +184,13 @@ class _State:
                 compute_scheduled(self.scheduler, graph.handle, self.n_threads)
             done = True
         finally:
-            self.computing = False
+            running.pop()
             if not done:
                 self.reset()
 
     def refuse_nested(self) -> None:
         """Raise BusyError inside a computation of this backend: its scheduler's graph must stay where it is."""
-        if self.computing:
+        if any(graph.backend.state is self for graph in running):
             raise BusyError(
                 "the backend is in the middle of a computation, which called this function; "
                 "do it afterwards, or use another kit.Backend()"

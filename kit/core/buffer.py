@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Iterator
 from typing import Any, Self, cast
@@ -10,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kit.core import ledger
-from kit.core.compute import turn
+from kit.core.compute import refuse_running, turn
 from kit.core.devices import available_memory
+from kit.core.interrupts import uninterrupted
 from kit.core.native import ffi, lib, text
 from kit.errors import ArgumentError, ClosedError, OutOfMemory
 from kit.log import log
@@ -34,6 +36,8 @@ class Buffer:
         address = int(ffi.cast("uintptr_t", handle))
         entry = ledger.Resource("buffer", own, name, owner, purpose, self.buffer_type, address=address)
         self._handle = handle
+        self._pins = 0
+        self._unwanted = False
         self._finalizer = weakref.finalize(self, _free, handle, ledger.opened(entry), holds)
 
     @classmethod
@@ -45,14 +49,15 @@ class Buffer:
         """
         wanted = text(lib.ggml_backend_buft_name(buffer_type))
         refuse_impossible(nbytes, wanted, f"{name} ({purpose} of {owner})", lib.ggml_backend_buft_is_host(buffer_type))
-        handle = lib.ggml_backend_buft_alloc_buffer(buffer_type, nbytes)
-        if handle == ffi.NULL:
-            raise OutOfMemory(
-                f"{wanted} could not give {bytes_text(nbytes)} for {name} ({purpose} of {owner})",
-                nbytes=nbytes,
-                device=wanted,
-            )
-        buffer = cls(handle, purpose=purpose, owner=owner, name=name)
+        with uninterrupted:
+            handle = lib.ggml_backend_buft_alloc_buffer(buffer_type, nbytes)
+            if handle == ffi.NULL:
+                raise OutOfMemory(
+                    f"{wanted} could not give {bytes_text(nbytes)} for {name} ({purpose} of {owner})",
+                    nbytes=nbytes,
+                    device=wanted,
+                )
+            buffer = cls(handle, purpose=purpose, owner=owner, name=name)
         if buffer.buffer_type != wanted and nbytes:
             log.warning("asked %s for memory, got %s", wanted, buffer.buffer_type, extra={"nbytes": nbytes})
         return buffer
@@ -74,8 +79,9 @@ class Buffer:
             raise ArgumentError(
                 f"{name}: starts {address % alignment} bytes past a multiple of {alignment}; use aligned()"
             )
-        handle = lib.ggml_backend_cpu_buffer_from_ptr(pointer, view.nbytes)
-        return cls(handle, purpose="inputs", owner="application", name=name, holds=(view, pointer), borrowed=True)
+        with uninterrupted:
+            handle = lib.ggml_backend_cpu_buffer_from_ptr(pointer, view.nbytes)
+            return cls(handle, purpose="inputs", owner="application", name=name, holds=(view, pointer), borrowed=True)
 
     @property
     def handle(self) -> Any:
@@ -108,9 +114,29 @@ class Buffer:
         lib.ggml_backend_buffer_clear(self.handle, 0)
 
     def close(self) -> None:
-        """Give the memory back; a second call does nothing."""
+        """Give the memory back; a second call does nothing. While `held` it waits for the end of that.
+
+        Raises:
+            BusyError: called by a computation that uses the memory.
+        """
+        with turn(), uninterrupted:
+            refuse_running(lambda graph: graph.uses_buffer(self), f"buffer {self.name!r}")
+            self._unwanted = True
+            if not self._pins:
+                self._finalizer()
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep the memory for a while, although somebody may close the buffer meanwhile: readers write into it."""
         with turn():
-            self._finalizer()
+            self._pins += 1
+        try:
+            yield
+        finally:
+            with turn():
+                self._pins -= 1
+                if self._unwanted and not self._pins:
+                    self._finalizer()
 
     def __enter__(self) -> Self:
         return self
@@ -176,5 +202,6 @@ def refuse_impossible(nbytes: int, where: str, what: str, host: bool) -> None:
 
 
 def _free(handle: Any, number: int, holds: object) -> None:
-    lib.ggml_backend_buffer_free(handle)
-    ledger.closed(number)
+    with uninterrupted:
+        lib.ggml_backend_buffer_free(handle)
+        ledger.closed(number)

@@ -7,18 +7,19 @@ of its own between two nodes does so on the same thread, inside the same turn.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import statistics
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 from kit.core.native import lib
 from kit.errors import BusyError, GgmlAbort, OutOfMemory
 
+Turn = AbstractContextManager[Any]
 _turn = threading.RLock()
 
 
@@ -31,6 +32,7 @@ def _before_fork() -> None:
 def _after_fork_in_child() -> None:
     global _turn
     _turn = threading.RLock()
+    running.clear()
     lib.kit_forked()
 
 
@@ -49,14 +51,22 @@ def default_threads() -> int:
     return max(1, min(len(cores), _quota(len(allowed)), free, 16))
 
 
-@contextlib.contextmanager
-def turn() -> Iterator[None]:
-    """Hold the process's turn to compute: nobody else allocates, computes or frees in the meantime.
+def turn() -> Turn:
+    """Return the process's turn to compute, to be entered: nobody else allocates, computes or frees in the meantime.
 
     Whoever reads results out of a compute buffer holds it from before the computation until they are read.
     """
-    with _turn:
-        yield
+    return _turn  # the lock itself: an interrupt between a Python __enter__ and the body would keep it for ever
+
+
+#: graphs being computed, outermost first; whoever looks holds the turn, so they are this thread's
+running: list[Any] = []
+
+
+def refuse_running(concerns: Callable[[Any], bool], what: str) -> None:
+    """Raise BusyError when a computation that called this function uses what is about to be freed."""
+    if any(concerns(graph) for graph in running):
+        raise BusyError(f"{what} is used by the computation that called this function; do it afterwards")
 
 
 def compute_scheduled(scheduler: Any, graph: Any, n_threads: int) -> None:

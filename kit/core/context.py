@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
@@ -13,8 +14,9 @@ import numpy.typing as npt
 from kit.core.backend import Backend
 from kit.core.buffer import Buffer, BufferSet
 from kit.core.checks import check_name, check_shape
-from kit.core.compute import turn
+from kit.core.compute import refuse_running, turn
 from kit.core.dtypes import DType, dtype_of
+from kit.core.interrupts import uninterrupted
 from kit.core.native import ffi, lib
 from kit.core.pools import FIRST_SLOTS, TENSOR_OVERHEAD, Pools
 from kit.core.tensor import Tensor
@@ -43,6 +45,7 @@ class Core:
         self.age = next(_ages)
         self.generation = 0
         self.closed = False
+        self.users: set[int] = set()  # threads that made leaves here
         self.depends: dict[Core, int] = {}
         self.buffers: list[Buffer] = []
         self.homes: dict[int, Buffer] = {}  # address of each tensor with memory -> the buffer it lies in
@@ -97,8 +100,11 @@ class Core:
         Raises:
             OutOfMemory: a device has no room; nothing is left behind.
         """
-        if not self.pending:
-            return
+        if self.pending:
+            with turn(), uninterrupted:
+                self._allocate()
+
+    def _allocate(self) -> None:
         groups: dict[tuple[int, str], list[_Pending]] = {}
         for item in self.pending:
             groups.setdefault((int(ffi.cast("uintptr_t", item.buffer_type)), item.purpose), []).append(item)
@@ -125,7 +131,8 @@ class Core:
 
     def reset(self) -> None:
         """End the life of all tensors; keep pools and their room, free the buffers."""
-        with turn():
+        with turn(), uninterrupted:
+            refuse_running(lambda graph: graph.uses_core(self), f"context {self.name!r}")
             self._end_generation()
             for buffer in self.buffers:
                 buffer.close()
@@ -141,17 +148,19 @@ class Core:
 
     def close(self) -> None:
         """Free graphs, pools and buffers; a second call does nothing."""
-        if self.closed:
-            return
-        with turn():  # another thread may be computing with what is freed here
+        with turn(), uninterrupted:  # another thread may be computing with what is freed here
+            if self.closed:
+                return
+            refuse_running(lambda graph: graph.uses_core(self), f"context {self.name!r}")
             self.closed = True
             self._end_generation()
             for buffer in self.buffers:
                 buffer.close()
             self.buffers.clear()
-            self._finalizer()
-        if self._owned_backend is not None:
-            self._owned_backend.close()
+            if self.users <= {threading.get_ident()}:
+                self._finalizer()  # else another thread may be between room() and its call: freed with the last tensor
+            if self._owned_backend is not None:
+                self._owned_backend.close()
 
     def _end_generation(self) -> None:
         for graph in list(self.graphs):
@@ -203,6 +212,8 @@ class Context:
         slots: int = FIRST_SLOTS,
         memory: npt.NDArray[np.uint8] | None = None,
     ) -> None:
+        if policy not in ("grow", "fixed", "no-alloc"):
+            raise ArgumentError(f"policy is {policy!r}; give 'grow', 'fixed' or 'no-alloc'")
         if slots < 1 or slots > 1 << 24:
             raise ArgumentError(f"slots is {slots}; give 1 to {1 << 24}")
         owned = backend is None
@@ -210,8 +221,10 @@ class Context:
         used.handles  # noqa: B018 - raises ClosedError
         label = name or f"context {next(_names)}"
         self._memory = memory
-        pools = _pools_over(memory, label) if memory is not None else Pools(label, slots=slots, fixed=policy == "fixed")
-        self._core = Core(used, label, pools, owned)
+        fixed = policy == "fixed"
+        with uninterrupted:
+            pools = _pools_over(memory, label) if memory is not None else Pools(label, slots=slots, fixed=fixed)
+            self._core = Core(used, label, pools, owned)
         self._purpose = "weights"
         self._buffer_type: Any = None
         used.children.add(self._core)
@@ -341,12 +354,19 @@ class Context:
         return other
 
     def _leaf(self, shape: Sequence[int], dtype: Any, name: str | None, purpose: str, is_input: bool) -> Tensor:
-        core = self._core
-        if core.closed:
-            raise ClosedError(f"context {core.name!r} was closed")
         kind = dtype_of(dtype)
         extents = check_shape(shape, kind, name or "a tensor")
         encoded = check_name(name)
+        with turn():
+            return self._make_leaf(extents, kind, name, encoded, purpose, is_input)
+
+    def _make_leaf(
+        self, extents: tuple[int, ...], kind: DType, name: str | None, encoded: bytes, purpose: str, is_input: bool
+    ) -> Tensor:
+        core = self._core
+        if core.closed:
+            raise ClosedError(f"context {core.name!r} was closed")
+        core.users.add(threading.get_ident())
         ne = (*reversed(extents), 1, 1, 1, 1)[:4]
         raw = lib.ggml_new_tensor_4d(core.room(), kind.id, *ne)
         if encoded:

@@ -13,7 +13,9 @@ import numpy.typing as npt
 
 from kit.core import ledger
 from kit.core.buffer import Buffer
+from kit.core.compute import turn
 from kit.core.dtypes import dtype_by_id
+from kit.core.interrupts import uninterrupted
 from kit.core.native import ffi, lib, text
 from kit.errors import ArgumentError, ClosedError, GgmlAbort, NotComputedError, OutOfMemory
 from kit.units import shape_text
@@ -60,13 +62,14 @@ class Graph:
         self.name = f"graph {next(_numbers)}"
         self.measured = False
         self._keep_outputs = keep_outputs
-        self._cores = _all_cores(outputs, backend)
         self._output_buffer: Buffer | None = None
-        self._native, self._leaves = _build(self.outputs, self.name, [core for core, _ in self._cores])
-        self._finalizer = weakref.finalize(self, _Native.free, self._native)
-        self._inputs = {leaf.name: leaf.tensor() for leaf in self._leaves if leaf.is_input}
-        for core, _ in self._cores:
-            core.graphs.add(self)
+        with turn(), uninterrupted:
+            self._cores = _all_cores(outputs, backend)
+            self._native, self._leaves = _build(self.outputs, self.name, [core for core, _ in self._cores])
+            self._finalizer = weakref.finalize(self, _Native.free, self._native)
+            self._inputs = {leaf.name: leaf.tensor() for leaf in self._leaves if leaf.is_input}
+            for core, _ in self._cores:
+                core.graphs.add(self)
 
     @property
     def handle(self) -> Any:
@@ -81,6 +84,14 @@ class Graph:
             if core.generation != generation:
                 raise core.dead(core.name, core.closed, self.name)
         return self._native.handle
+
+    def uses_core(self, core: Core) -> bool:
+        """Whether nodes or leaves of the graph lie in ``core``."""
+        return any(own is core for own, _ in self._cores)
+
+    def uses_buffer(self, buffer: Buffer) -> bool:
+        """Whether a tensor of one of the graph's contexts lies in ``buffer``."""
+        return any(home is buffer for core, _ in self._cores for home in core.homes.values())
 
     @property
     def n_nodes(self) -> int:
@@ -114,6 +125,10 @@ class Graph:
             OutOfMemory: no room for the compute buffer. GgmlAbort: ggml refused inside the graph.
             KeyboardInterrupt: stopped within 200 ms; outputs are then not readable, all else is.
         """
+        with turn():
+            return self._compute(feeds, named)
+
+    def _compute(self, feeds: Mapping[Tensor, npt.ArrayLike] | None, named: Mapping[str, npt.ArrayLike]) -> Any:
         self.handle  # noqa: B018 - raises ClosedError
         for core, _ in self._cores:
             core.allocate()
@@ -121,7 +136,8 @@ class Graph:
         self._feed(feeds or {}, named)
         self._refuse_unset()
         if self._keep_outputs and self._output_buffer is None:
-            self._allocate_outputs()
+            with uninterrupted:
+                self._allocate_outputs()
         self._mark(False)
         try:
             self.backend.compute(self)
@@ -132,6 +148,10 @@ class Graph:
 
     def _feed(self, feeds: Mapping[Tensor, npt.ArrayLike], named: Mapping[str, npt.ArrayLike]) -> None:
         for name, values in named.items():
+            if sum(leaf.is_input and leaf.name == name for leaf in self._leaves) > 1:
+                raise ArgumentError(
+                    f"{self.name} reads several inputs called {name!r}; feed them by tensor: compute({{x: ...}})"
+                )
             if name not in self._inputs:
                 near = difflib.get_close_matches(name, self._inputs, 1)
                 hint = f"; did you mean {near[0]!r}?" if near else ""
@@ -184,8 +204,9 @@ class Graph:
 
     def close(self) -> None:
         """Free the graph; its tensors and their values belong to the contexts and stay."""
-        self.backend.forget(self)
-        self._finalizer()
+        with turn(), uninterrupted:
+            self.backend.forget(self)
+            self._finalizer()
 
     def __enter__(self) -> Self:
         return self
@@ -244,8 +265,9 @@ class _Native:
 
     @staticmethod
     def free(native: _Native) -> None:
-        lib.ggml_free(native.raw)
-        ledger.closed(native.number)
+        with uninterrupted:
+            lib.ggml_free(native.raw)
+            ledger.closed(native.number)
 
 
 def _build(outputs: Sequence[Tensor], name: str, cores: Sequence[Core]) -> tuple[_Native, list[_Leaf]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from kit.core import ledger
+from kit.core.interrupts import uninterrupted
 from kit.core.native import ffi, lib
 from kit.errors import ContextError, OutOfMemory
 
@@ -53,11 +54,12 @@ class Pools:
 
     def free(self) -> None:
         """Give the pools back."""
-        for raw, _, number in self.chain:
-            lib.ggml_free(raw)
-            ledger.closed(number)
-        self.chain.clear()
-        self.raw, self.left = None, 0
+        with uninterrupted:
+            for raw, _, number in self.chain:
+                lib.ggml_free(raw)
+                ledger.closed(number)
+            self.chain.clear()
+            self.raw, self.left = None, 0
 
     @property
     def nbytes(self) -> int:
@@ -86,6 +88,10 @@ class Pools:
         self._add(max(self._next_slots, n_objects), None)
 
     def _add(self, slots: int, memory: Any) -> None:
+        with uninterrupted:
+            self._add_pool(slots, memory)
+
+    def _add_pool(self, slots: int, memory: Any) -> None:
         size = slots * TENSOR_OVERHEAD
         raw = lib.ggml_init({"mem_size": size, "mem_buffer": ffi.NULL if memory is None else memory, "no_alloc": True})
         if raw == ffi.NULL:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from kit.core import transfer
 from kit.core.checks import check_name
+from kit.core.compute import turn
 from kit.core.dtypes import dtype_by_id
 from kit.core.native import ffi, lib, text
 from kit.errors import ClosedError, NotComputedError, ShapeError
@@ -148,10 +149,11 @@ class Tensor:
         root = self.root
         if root.op != "NONE":
             raise NotComputedError(f"{self.label} is computed by {root.op}; only leaves and views of leaves can be set")
-        root.core.allocate()
-        root.core.expect_memory(root.address, self.label)
-        transfer.write(self, values)
-        root.core.ready.add(root.address)
+        with turn():
+            root.core.allocate()
+            root.core.expect_memory(root.address, self.label)
+            transfer.write(self, values)
+            root.core.ready.add(root.address)
         return self
 
     def numpy(self) -> npt.NDArray[Any]:
@@ -161,13 +163,14 @@ class Tensor:
             NotComputedError: nothing has set or computed them. ClosedError: the context, or the buffer they lay in,
                 was closed.
         """
-        chain = self.chain()
-        root = chain[-1]
-        for step in chain:
-            if step.address not in step.core.ready and (step._base is None or not step.is_view):
-                raise NotComputedError(self._why_unreadable(step))
-        root.core.expect_memory(root.address, self.label)
-        return transfer.read(self)
+        with turn():
+            chain = self.chain()
+            root = chain[-1]
+            for step in chain:
+                if step.address not in step.core.ready and (step._base is None or not step.is_view):
+                    raise NotComputedError(self._why_unreadable(step))
+            root.core.expect_memory(root.address, self.label)
+            return transfer.read(self)
 
     def _why_unreadable(self, root: Tensor) -> str:
         if root.op == "NONE":

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import html
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from kit.memory.tables import html_page, html_table, png_tag, text_table
+from kit.memory.shown import Shown
+from kit.memory.tables import html_table, png_tag, text_table
 from kit.units import bytes_text, time_text
 
 
@@ -75,9 +75,10 @@ class Refused:
     reason: str
 
 
-class Costs(tuple[Cost, ...]):
+class Costs(Shown, tuple[Cost, ...]):
     """Costs of every kind at every size; ``copies`` to and from the devices; ``refused`` what could not be had."""
 
+    _TITLE = "What memory costs here"
     copies: tuple[Copy, ...]
     refused: tuple[Refused, ...]
 
@@ -161,22 +162,6 @@ class Costs(tuple[Cost, ...]):
         groups: dict[str, Sequence[Any]] = {"costs": self, "copies": self.copies, "refused": self.refused}
         return {name: [asdict(record) for record in records] for name, records in groups.items()}
 
-    def json(self) -> str:
-        """`to_dict` as JSON."""
-        return json.dumps(self.to_dict(), indent=1)
-
-    def png(self) -> bytes:
-        """The curves: time against size, both logarithmic, a line a kind."""
-        return self._drawn("png")
-
-    def svg(self) -> str:
-        """As `png`."""
-        return self._drawn("svg").decode()
-
-    def html(self) -> str:
-        """A page of its own with the curves and the tables; loads nothing."""
-        return html_page("What memory costs here", self._repr_html_())
-
     def _drawn(self, form: str) -> bytes:
         from kit.memory.cost_chart import draw_costs  # matplotlib takes half a second to import
 
@@ -192,9 +177,6 @@ class Costs(tuple[Cost, ...]):
         if self.copies:
             parts += ["<details><summary>copies</summary>", html_table(*self.copy_table()), "</details>"]
         return "\n".join(parts)
-
-    def __repr__(self) -> str:
-        return self.text()
 
 
 def label_of(cost: Cost) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pathlib
 import re
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,7 @@ from kit.units import bytes_text
 PURPOSES = ("weights", "kv cache", "compute", "inputs", "staging", "metadata")
 _USAGE_WEIGHTS, _USAGE_COMPUTE = 2, 3  # enum ggml_backend_buffer_usage, plus one
 BY_DESIGN = 255  # usage of what kit allocates once for the process: its thread pool
+_DEVICE = re.compile(r"(.*?)(\d*)", re.S)
 _CACHE_NAME = re.compile(r"cache|(^|[._])kv", re.I)
 
 
@@ -28,7 +30,7 @@ class Event:
     ``kind`` is context, buffer, allocator, scheduler, mapping or aligned; ``action`` alloc, free, or "free of
     older" for what was allocated before tracking began. ``size`` is bytes owned, ``asked`` bytes asked for.
     ``where`` is the innermost line outside kit; ``lines`` the line numbers of the whole stack outside kit.
-    ``time_ns`` counts from the start of the tracker.
+    ``time_ns`` counts from the start of the tracker; ``device`` is named as `kit.devices` names it.
     """
 
     kind: str
@@ -47,6 +49,7 @@ class Event:
     address: int = 0
     thread: int = 0
     duration_ns: int = 0
+    device: str = ""
 
     def __str__(self) -> str:
         what = f"{self.action} {self.kind} {self.name!r}" if self.name else f"{self.action} {self.kind}"
@@ -90,6 +93,23 @@ class Recording:
             return None
         index = self.index(number)
         return self.records[index] if index >= 0 else self.elders.get(number)
+
+    @functools.cached_property
+    def passes(self) -> dict[int, tuple[int, int]]:
+        """By scope number: which pass it lies in (from 0), and how many passes there were.
+
+        A pass is a numbered scope (``token 7``, ``pass 3``); scopes outside of any are not in here.
+        """
+        scopes, first = np.unique(self.records["scope"], return_index=True)
+        members: dict[tuple[str, ...], dict[str, int]] = {}
+        found = {}
+        for number in map(int, scopes[np.argsort(first)]):
+            path = scope_path(number)
+            depth = next((i for i, name in enumerate(path) if name[-1:].isdecimal()), None)
+            if depth is not None:
+                family = members.setdefault((*path[:depth], path[depth].rstrip("0123456789")), {})
+                found[number] = (family.setdefault(path[depth], len(family)), family)
+        return {number: (index, len(family)) for number, (index, family) in found.items()}
 
     def purpose(self, record: Records) -> str:
         """What the memory is for: as kit says, as ggml's usage says, as its owner says."""
@@ -150,6 +170,7 @@ class Recording:
             address=int(r["address"]),
             thread=int(r["thread"]),
             duration_ns=int(r["duration_ns"]),
+            device=device_name(r),
         )
 
     def live_at(self, end: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
@@ -192,3 +213,17 @@ def library_name(copy: int) -> str:
     if path.name.startswith("libgkit") or not path.name:
         return "kit"
     return "/".join(path.parts[-2:])
+
+
+def device_name(record: Records) -> str:
+    """Name of the device in whose memory it is, as `kit.devices` names it.
+
+    What is no buffer is on the host, and so is a CPU buffer, of which ggml names no device. A buffer of which ggml
+    does not tell is on a device called as its buffer type.
+    """
+    type_ = store.name_text(int(record["type"]))
+    name = store.name_device(int(record["type"])) or type_
+    if not name or name.startswith("CPU"):
+        return "CPU.0"
+    base, number = _DEVICE.fullmatch(name).groups()  # type: ignore[union-attr]  # it matches every text
+    return f"{base}.{number or 0}"

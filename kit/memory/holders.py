@@ -118,7 +118,7 @@ def _depth() -> int:
 def _known_as(holder: object, item: object) -> str:
     """Return how people know ``holder``'s reference to ``item``; empty where it is only a step on the way."""
     if isinstance(holder, dict):
-        return _in_namespace(holder, item)
+        return _in_outputs(holder, item) or _in_namespace(holder, item)
     if isinstance(holder, types.FrameType):
         names = [name for name, value in holder.f_locals.items() if value is item]
         running = "" if _is_running(holder) else ", kept by a traceback or a generator"
@@ -129,6 +129,15 @@ def _known_as(holder: object, item: object) -> str:
     if isinstance(holder, types.CellType):
         return f"a closure's variable ({type(item).__name__})"
     return ""
+
+
+def _in_outputs(holder: dict[Any, Any], item: object) -> str:
+    """Return ``Out[n]`` if ``holder`` keeps the results of a notebook's cells."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    if shell is None or holder is not shell.user_ns.get("_oh"):
+        return ""
+    return next((f"Out[{number}]" for number, value in holder.items() if value is item), "")
 
 
 def _in_namespace(holder: dict[Any, Any], item: object) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import html
-import json
 import re
 import time
 from collections.abc import Callable, Iterable
@@ -28,7 +27,8 @@ from kit.errors import ArgumentError, OutOfMemory
 from kit.memory.cost_ways import host_type
 from kit.memory.interrupts import HeldInterrupts
 from kit.memory.pages import Pages, name_note
-from kit.memory.tables import html_page, html_table, png_tag, text_table
+from kit.memory.shown import Shown
+from kit.memory.tables import html_table, png_tag, text_table
 from kit.units import bytes_text, time_text
 
 _OWNER = "input lab"
@@ -71,10 +71,11 @@ class InputLeg:
         return f"{'leak' if self.leak else 'free'}, {self.memory}"
 
 
-class InputLab(tuple[InputLeg, ...]):
+class InputLab(Shown, tuple[InputLeg, ...]):
     """The four legs: {free, leak} x {ordinary memory, host buffer}."""
 
     __slots__ = ()
+    _TITLE = "Inputs of a token"
     _HEAD = ("inputs of a token", "in", "bytes", "time (p10-p90)", "growth", "per token", "R2", "locked")
 
     def leg(self, *, leak: bool, memory: str) -> InputLeg:
@@ -129,22 +130,6 @@ class InputLab(tuple[InputLeg, ...]):
         """Plain data: ``legs``, ``conclusion``, ``notes``."""
         return {"legs": [asdict(leg) for leg in self], "conclusion": self.conclusion, "notes": list(self.notes)}
 
-    def json(self) -> str:
-        """`to_dict` as JSON."""
-        return json.dumps(self.to_dict(), indent=1)
-
-    def png(self) -> bytes:
-        """Bars: time per token, growth."""
-        return self._drawn("png")
-
-    def svg(self) -> str:
-        """As `png`."""
-        return self._drawn("svg").decode()
-
-    def html(self) -> str:
-        """A page of its own; loads nothing."""
-        return html_page("Inputs of a token", self._repr_html_())
-
     def _drawn(self, form: str) -> bytes:
         from kit.memory.cost_chart import draw_lab  # matplotlib takes half a second to import
 
@@ -154,9 +139,6 @@ class InputLab(tuple[InputLeg, ...]):
         notes = [f"<p>* {html.escape(note)}</p>" for note in self.notes]
         image = png_tag(self.png(), "time of a token's inputs and growth, four bars each")
         return "\n".join([image, html_table(*self.table()), f"<p>{html.escape(self.conclusion)}</p>", *notes])
-
-    def __repr__(self) -> str:
-        return self.text()
 
 
 def input_lab(session: HasInputs, n_tokens: int = 500) -> InputLab:

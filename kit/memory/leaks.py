@@ -1,7 +1,9 @@
 """Leaks: what was not freed, grouped by the line that made it, and whether it grows.
 
 A *pass* of a call site is one visit of it. The bytes that stay after each visit, fitted by a line, give slope and
-R²: 2,000 visits that leave 16 KiB each grow; 2,000 visits of which the first left something are a cache.
+R²: 2,000 visits that leave 16 KiB each grow; 2,000 visits of which only the first few left something are a cache, or
+a one-time static if it was one thing. A site that was visited once is static if that was in an early pass of many
+(scopes ``token 7``, or regions that people number: ``pass 3``); otherwise nothing tells it from a leak.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import numpy.typing as npt
 
 from kit.memory import stacks, store
 from kit.memory.events import BY_DESIGN, Recording, library_name
+from kit.memory.store import Records
 from kit.units import bytes_text
 
 FEW = 4  # fewer visits of a call site say nothing about growth
@@ -117,6 +120,9 @@ def _leak(recording: Recording, group: _Group, by_design: Sequence[str], kv_byte
     names = tuple(dict.fromkeys(name for name in map(recording.name, records[:64]) if name))[:_N_NAMES]
     owner = recording.owner(first)
     verdict = _verdict(slope, fit, passes, late, len(indices), kv_bytes_per_token)
+    n_scopes = _passes_after_the_only_one(recording, records)
+    if slope is None and n_scopes >= FEW:
+        verdict, passes = "static", n_scopes
     meant = any(fnmatch.fnmatch(text, pattern) for pattern in by_design for text in (owner, *names))
     if meant or int(first["usage"]) == BY_DESIGN:
         verdict = "by design"
@@ -141,6 +147,15 @@ def _leak(recording: Recording, group: _Group, by_design: Sequence[str], kv_byte
         age_ns=end_ns - int(first["time_ns"]),
         n_passes=passes,
     )
+
+
+def _passes_after_the_only_one(recording: Recording, leaked: Records) -> int:
+    """Number of passes, if all of ``leaked`` are of one pass in the first half of them; otherwise 0."""
+    found = {recording.passes.get(int(scope)) for scope in leaked["scope"]}
+    if len(found) != 1:
+        return 0
+    index, n_passes = found.pop() or (0, 0)
+    return n_passes if 2 * index < n_passes else 0
 
 
 def _growth(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import html
-
 from kit.core import ledger
 from kit.core.ledger import Resource
+from kit.memory.tables import html_table, text_table
 from kit.units import bytes_text
+
+_LEFT = (0, 2, 3, 4, 5, 6)  # all but the bytes
 
 
 class Live(tuple[Resource, ...]):
@@ -35,9 +36,7 @@ class Live(tuple[Resource, ...]):
         """The table as text; says so when nothing is live."""
         if not self:
             return "nothing is live"
-        table = [self._HEAD, *self.rows()]
-        widths = [max(len(row[i]) for row in table) for i in range(len(self._HEAD))]
-        return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in table)
+        return text_table(self._HEAD, self.rows(), _LEFT)
 
     def __repr__(self) -> str:
         return self.text()
@@ -45,9 +44,7 @@ class Live(tuple[Resource, ...]):
     def _repr_html_(self) -> str:
         if not self:
             return "<p>nothing is live</p>"
-        head = "".join(f"<th>{html.escape(cell)}</th>" for cell in self._HEAD)
-        body = "".join("<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in row) + "</tr>" for row in self.rows())
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        return html_table(self._HEAD, self.rows(), _LEFT)
 
 
 def live() -> Live:

@@ -13,22 +13,24 @@ import numpy as np
 import numpy.typing as npt
 
 from kit.memory import store
-from kit.memory.events import Events, Recording, library_name
+from kit.memory.events import Events, Recording, device_name, library_name
 from kit.memory.holders import with_holders
 from kit.memory.leaks import Leak, find_leaks
 from kit.memory.osmemory import ProcessMemory
 from kit.units import bytes_text
 
 _TIMELINE_POINTS = 1000
+_Key = tuple[str, str, str, str, str, str]
 
 
 @dataclass(frozen=True)
 class Row:
-    """Allocations of one owner, purpose, kind, buffer type and library that are live at one moment."""
+    """Allocations of one owner, purpose, kind, device, buffer type and library that are live at one moment."""
 
     owner: str
     purpose: str
     kind: str
+    device: str
     buffer_type: str
     library: str
     count: int
@@ -137,13 +139,13 @@ class MemoryReport:
                 totals[row.purpose] = totals.get(row.purpose, 0) + row.nbytes
         return totals
 
-    def by_type_and_purpose(self) -> dict[tuple[str, str], int]:
-        """Bytes at peak by buffer type, which names its device, and purpose; contexts count as type ``host``."""
-        totals: dict[tuple[str, str], int] = {}
+    def by_device(self) -> dict[tuple[str, str, str], int]:
+        """Bytes at peak by device, buffer type and purpose, largest first; buffer type ``host`` is ordinary memory."""
+        totals: dict[tuple[str, str, str], int] = {}
         for row in self.at_peak:
-            key = (row.buffer_type or "host", row.purpose)
+            key = (row.device, row.buffer_type or ("file" if row.kind == "mapping" else "host"), row.purpose)
             totals[key] = totals.get(key, 0) + row.nbytes
-        return totals
+        return dict(sorted(totals.items(), key=lambda item: -item[1]))
 
     def contexts_by_owner(self) -> dict[str, int]:
         """Number of ggml contexts live at peak, by owner."""
@@ -226,6 +228,10 @@ class MemoryReport:
             "at_peak": [asdict(row) for row in self.at_peak],
             "live": [asdict(row) for row in self.live],
             "live_by_purpose": self.live_by_purpose(),
+            "by_device": [
+                {"device": device, "buffer_type": type_, "purpose": purpose, "nbytes": nbytes}
+                for (device, type_, purpose), nbytes in self.by_device().items()
+            ],
             "leaks": [asdict(leak) for leak in self.leaks],
             "by_design": [asdict(leak) for leak in self.by_design],
             "timeline": self.timeline,
@@ -298,7 +304,7 @@ class MemoryReport:
         _, first, inverse = np.unique(columns, axis=0, return_index=True, return_inverse=True)
         counts = np.bincount(inverse.ravel())
         sums = np.bincount(inverse.ravel(), weights=r["size"].astype(np.float64))
-        rows: dict[tuple[str, str, str, str, str], list[int]] = {}
+        rows: dict[_Key, list[int]] = {}
         for i, count, nbytes in zip(first, counts, sums, strict=True):
             total = rows.setdefault(_row_key(self.recording, r[i]), [0, 0])
             total[0] += int(count)
@@ -307,11 +313,12 @@ class MemoryReport:
         return sorted(made, key=lambda row: (-row.nbytes, row.owner))
 
 
-def _row_key(recording: Recording, record: Any) -> tuple[str, str, str, str, str]:
+def _row_key(recording: Recording, record: Any) -> _Key:
     return (
         recording.owner(record),
         recording.purpose(record),
         store.KINDS[int(record["kind"])],
+        device_name(record),
         store.name_text(record["type"]),
         library_name(int(record["copy"])),
     )

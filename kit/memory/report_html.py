@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import base64
 import html
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kit.memory.flame import flame_html, flame_tree
+from kit.memory.tables import Html, html_table, png_tag
 from kit.units import bytes_text, time_text
 
 if TYPE_CHECKING:
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
 _N_ROWS = 200
 _WIDTH, _HEIGHT = 860, 150
 _COLORS = {"growth": "#c0392b", "live": "#b9770e", "cache": "#2471a3", "static": "#616a6b", "by design": "#1e8449"}
-_CELL = "padding:2px 10px 2px 0;text-align:left;vertical-align:top;border-bottom:1px solid #8884"
 
 
 def report_html(report: MemoryReport, *, page: bool = True) -> str:
@@ -25,9 +23,10 @@ def report_html(report: MemoryReport, *, page: bool = True) -> str:
     parts = [
         f"<p><b>peak {bytes_text(report.peak)}</b>, live at the end {bytes_text(report.live_nbytes)}, "
         f"{len(report.recording):,} events</p>",
-        timeline_svg(report) if page else _still(report),
+        timeline_svg(report) if page else png_tag(report.png(), "bytes live over time, and at peak by purpose"),
         _leaks(report.leaks),
         _rows("Live at peak", report.at_peak),
+        _by_device(report),
         _rows("Live at the end", report.live),
         "<details><summary>Who allocated what was live at peak</summary>"
         + flame_html(flame_tree(report))
@@ -40,12 +39,6 @@ def report_html(report: MemoryReport, *, page: bool = True) -> str:
     return (
         f'<!doctype html><html><head><meta charset="utf-8"><title>ggml memory</title></head><body>{body}</body></html>'
     )
-
-
-def _still(report: MemoryReport) -> str:
-    data = base64.b64encode(report.png()).decode()
-    alt = "bytes live over time, and at peak by purpose"
-    return f'<img alt="{alt}" style="max-width:100%" src="data:image/png;base64,{data}">'
 
 
 def timeline_svg(report: MemoryReport) -> str:
@@ -71,36 +64,29 @@ def timeline_svg(report: MemoryReport) -> str:
     )
 
 
-def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    """A table of escaped cells."""
-    top = "".join(f'<th style="{_CELL}">{html.escape(cell)}</th>' for cell in head)
-    body = "".join("<tr>" + "".join(f'<td style="{_CELL}">{cell}</td>' for cell in row) + "</tr>" for row in rows)
-    return f'<table style="border-collapse:collapse"><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>'
-
-
 def _leaks(leaks: list[Leak]) -> str:
     if not leaks:
         return "<h3>Not freed: nothing</h3>"
     rows = [
         (
-            f'<b style="color:{_COLORS.get(leak.verdict, "inherit")}">{html.escape(leak.verdict)}</b>',
+            Html(f'<b style="color:{_COLORS.get(leak.verdict, "inherit")}">{html.escape(leak.verdict)}</b>'),
             bytes_text(leak.nbytes),
             str(leak.count),
-            html.escape(", ".join((leak.kind, *leak.names))),
-            html.escape(f"{leak.purpose} of {leak.owner}"),
-            html.escape(leak.where or "outside Python"),
+            ", ".join((leak.kind, *leak.names)),
+            f"{leak.purpose} of {leak.owner}",
+            leak.where or "outside Python",
             ""
             if leak.slope_per_pass is None
             else f"{bytes_text(round(leak.slope_per_pass))} (R² {leak.r_squared:.2f})",
-            html.escape("; ".join(leak.held_by)),
-            html.escape(leak.library),
+            "; ".join(leak.held_by),
+            leak.library,
         )
         for leak in leaks[:_N_ROWS]
     ]
     head = ("verdict", "bytes", "count", "what", "for", "made at", "a pass", "held by", "library")
     return (
         f"<h3>Not freed: {sum(leak.count for leak in leaks):,} allocations</h3>"
-        + _table(head, rows)
+        + html_table(head, rows, _texts(1, 2, 6))
         + _more(len(leaks))
     )
 
@@ -110,16 +96,30 @@ def _rows(title: str, rows: list[Row]) -> str:
         (
             bytes_text(row.nbytes),
             f"{row.count:,}",
-            html.escape(row.kind),
-            html.escape(row.purpose),
-            html.escape(row.owner),
-            html.escape(row.buffer_type),
-            html.escape(row.library),
+            row.kind,
+            row.purpose,
+            row.owner,
+            row.device,
+            row.buffer_type,
+            row.library,
         )
         for row in rows[:_N_ROWS]
     ]
-    head = ("bytes", "count", "kind", "purpose", "owner", "buffer type", "library")
-    return f"<h3>{title}</h3>" + (_table(head, cells) + _more(len(rows)) if cells else "<p>nothing</p>")
+    head = ("bytes", "count", "kind", "purpose", "owner", "device", "buffer type", "library")
+    return f"<h3>{title}</h3>" + (
+        html_table(head, cells, _texts(0, 1)) + _more(len(rows)) if cells else "<p>nothing</p>"
+    )
+
+
+def _by_device(report: MemoryReport) -> str:
+    cells = [(*key, bytes_text(nbytes)) for key, nbytes in report.by_device().items() if nbytes]
+    head = ("device", "buffer type", "purpose", "bytes")
+    return "<h3>At peak by device</h3>" + html_table(head, cells, range(3)) if cells else ""
+
+
+def _texts(*numbers: int) -> list[int]:
+    """Columns to be set to the left: all but those of ``numbers``."""
+    return [i for i in range(9) if i not in numbers]
 
 
 def _more(n: int) -> str:
@@ -138,17 +138,14 @@ def _system(report: MemoryReport) -> str:
         ("VmLck", un.vm_lck),
         ("unaccounted: RssAnon less these", un.anon),
     )
-    rows = [(html.escape(name), bytes_text(nbytes)) for name, nbytes in pairs]
-    reserved = [
-        (html.escape(f"{name}: asked for {bytes_text(asked)}"), bytes_text(given))
-        for name, given, asked in report.reserved_and_used()
-    ]
-    contexts = [(html.escape(owner), str(n)) for owner, n in report.contexts_by_owner().items()][:_N_ROWS]
+    rows = [(name, bytes_text(nbytes)) for name, nbytes in pairs]
+    reserved = [(name, bytes_text(given), bytes_text(asked)) for name, given, asked in report.reserved_and_used()]
+    contexts = [(owner, str(n)) for owner, n in report.contexts_by_owner().items()][:_N_ROWS]
     return (
         "<h3>The system since tracking began</h3>"
-        + _table(("", "bytes"), rows)
+        + html_table(("", "bytes"), rows)
         + "<h3>Reserved against used, at peak</h3>"
-        + _table(("buffer type", "reserved"), reserved)
+        + html_table(("buffer type", "reserved", "used"), reserved)
         + "<h3>Contexts at peak</h3>"
-        + _table(("owner", "contexts"), contexts)
+        + html_table(("owner", "contexts"), contexts)
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kit.memory.tables import text_table
 from kit.units import bytes_text, time_text
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ def report_text(report: MemoryReport) -> str:
         f"{len(report.recording)} events",
         *_table("live at peak", report.at_peak),
         *_table("live at the end", report.live),
+        *_by_device(report),
         *_leaks(report),
         *_rest(report),
     ]
@@ -32,16 +34,19 @@ def _table(title: str, rows: list[Row]) -> list[str]:
         (bytes_text(row.nbytes), f"{row.count} x {row.kind}", row.purpose, row.owner, row.buffer_type, row.library)
         for row in rows[:_N_ROWS]
     ]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
-    table = [
-        "  "
-        + "  ".join(
-            c.rjust(w) if i == 0 else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in cells
-    ]
-    more = [f"  ... {len(rows) - _N_ROWS} more"] if len(rows) > _N_ROWS else []
-    return [f"{title}:", *table, *more]
+    more = [f"... {len(rows) - _N_ROWS} more"] if len(rows) > _N_ROWS else []
+    return [f"{title}:", *_indented(text_table((), cells, range(1, 6)).splitlines() + more)]
+
+
+def _by_device(report: MemoryReport) -> list[str]:
+    cells = [(bytes_text(nbytes), *key) for key, nbytes in report.by_device().items() if nbytes]
+    if not cells:
+        return []
+    return ["at peak by device, buffer type and purpose:", *_indented(text_table((), cells, range(1, 4)).splitlines())]
+
+
+def _indented(lines: list[str]) -> list[str]:
+    return [f"  {line}" for line in lines]
 
 
 def _leaks(report: MemoryReport) -> list[str]:
@@ -65,6 +70,9 @@ def _rest(report: MemoryReport) -> list[str]:
         f"the system: RssAnon {_signed(un.rss_anon)}, RssFile {_signed(un.rss_file)}, swapped {_signed(un.vm_swap)}, "
         f"locked {_signed(un.vm_lck)}; tracked {_signed(un.tracked)}, unaccounted {_signed(un.anon)}"
     ]
+    reserved = [f"{n} {bytes_text(got)} for {bytes_text(asked)} asked" for n, got, asked in report.reserved_and_used()]
+    if reserved:
+        lines.append("reserved at peak: " + ", ".join(reserved))
     contexts = report.contexts_by_owner()
     if contexts:
         lines.append("contexts at peak: " + ", ".join(f"{owner} {n}" for owner, n in contexts.items()))

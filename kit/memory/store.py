@@ -12,6 +12,7 @@ from kit.core import ledger, scope
 from kit.core.ledger import Resource
 from kit.core.native import ffi, lib
 from kit.core.native import text as c_text
+from kit.memory.labels import Labels
 
 #: ``partner`` and ``owner`` are numbers of events: index plus one, 0 for none.
 RECORD = np.dtype(
@@ -45,17 +46,16 @@ assert ffi.sizeof("kit_event") == RECORD.itemsize
 _lock = threading.RLock()
 _active = 0
 _with_stacks = 0
-_labels: list[Resource | None] = [None]
-_label_numbers: dict[Resource, int] = {}
+_labels = Labels()
 
 
 def begin(stacks: bool) -> int:
     """Start recording, or go on; return the number of events there are already."""
-    global _active, _with_stacks
+    global _active, _with_stacks, _labels
     with _lock:
         if not _active:
             lib.kit_events_clear()
-            _forget_labels()
+            _labels = Labels()  # reports keep those of their own time
             ledger.listener = _listen
         _active += 1
         _with_stacks += stacks
@@ -99,8 +99,13 @@ def name_text(number: int) -> str:
     return c_text(lib.kit_name_text(int(number)))
 
 
-def labels() -> list[Resource | None]:
-    """Return kit's own entries by label; grows while somebody tracks, a new one begins with the next first tracker."""
+def name_device(number: int) -> str:
+    """Return ggml's name of the device of a buffer type; empty where ggml does not say."""
+    return c_text(lib.kit_name_device(int(number)))
+
+
+def labels() -> Labels:
+    """Return what kit says of its own things; grows while somebody tracks, begins anew with the next first tracker."""
     return _labels
 
 
@@ -125,16 +130,6 @@ def _listen(resource: Resource, opened: bool) -> None:
         lib.kit_event_label(kind, resource.address, _number(resource))
 
 
-def _forget_labels() -> None:
-    global _labels
-    _labels = [None]  # reports keep the list of their own time
-    _label_numbers.clear()
-
-
 def _number(resource: Resource) -> int:
     with _lock:
-        number = _label_numbers.get(resource)
-        if number is None:
-            number = _label_numbers[resource] = len(_labels)
-            _labels.append(resource)
-        return number
+        return _labels.add(resource)

@@ -4,33 +4,41 @@ from __future__ import annotations
 
 import base64
 import html
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
-_CELL = "padding:2px 10px;text-align:right;white-space:nowrap"
-_FIRST = "padding:2px 10px;text-align:left;white-space:nowrap"
+_CELL = "padding:2px 10px;white-space:nowrap;vertical-align:top;text-align:"
+_LEFT: tuple[int, ...] = (0,)
 
 
-def text_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return aligned columns; the first to the left, the others to the right."""
-    table = [head, *rows]
-    widths = [max(len(row[i]) for row in table) for i in range(len(head))]
+class Html(str):
+    """A cell that is HTML already."""
+
+    __slots__ = ()
+
+
+def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[int] = _LEFT) -> str:
+    """Return aligned columns: those in ``left`` to the left, others to the right; an empty head has no line."""
+    table = [head, *rows] if head else list(rows)
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     lines = []
     for row in table:
-        first, *others = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-        lines.append("  ".join([first.strip().ljust(widths[0]), *others]).rstrip())
+        sized = enumerate(zip(row, widths, strict=True))
+        lines.append("  ".join(cell.ljust(w) if i in left else cell.rjust(w) for i, (cell, w) in sized).rstrip())
     return "\n".join(lines)
 
 
-def html_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return the table as HTML that a notebook keeps when it is not trusted."""
-    top = "".join(f'<th style="{_FIRST if i == 0 else _CELL}">{html.escape(cell)}</th>' for i, cell in enumerate(head))
-    body = "".join(
-        "<tr>"
-        + "".join(f'<td style="{_FIRST if i == 0 else _CELL}">{html.escape(cell)}</td>' for i, cell in enumerate(row))
-        + "</tr>"
-        for row in rows
+def html_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[int] = _LEFT) -> str:
+    """Return the table, escaped, as HTML that a notebook keeps when it is not trusted; columns as in `text_table`."""
+    body = "".join(f"<tr>{_html_cells('td', row, left)}</tr>" for row in rows)
+    return f"<table><thead><tr>{_html_cells('th', head, left)}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _html_cells(tag: str, row: Sequence[str], left: Collection[int]) -> str:
+    return "".join(
+        f'<{tag} style="{_CELL}{"left" if i in left else "right"}">'
+        f"{cell if isinstance(cell, Html) else html.escape(cell)}</{tag}>"
+        for i, cell in enumerate(row)
     )
-    return f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def png_tag(png: bytes, alt: str) -> str:

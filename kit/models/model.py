@@ -14,6 +14,7 @@ import numpy.typing as npt
 from kit.core.backend import Backend
 from kit.core.compute import turn
 from kit.core.gguf import GGUFFile
+from kit.core.interrupts import uninterrupted
 from kit.core.scope import scope
 from kit.errors import ArgumentError, ClosedError, GGUFError, UnsupportedModel
 from kit.models.config import LlamaConfig
@@ -90,7 +91,7 @@ class Model:
     def lens_logits(self, residual: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """Return the logits (rows, n_vocab) of ``residual`` through the model's own norm and output."""
         self._require_open()
-        with turn():
+        with turn(), uninterrupted:
             if self._lens is None:
                 self._lens = Lens(self.backend, self.config, self.weights)
         return self._lens.logits(residual)
@@ -113,8 +114,11 @@ class Model:
         Raises:
             BusyError: a session is in the middle of a pass; nothing was closed.
         """
-        if self._closed:
-            return
+        with turn(), uninterrupted:
+            if not self._closed:
+                self._close()
+
+    def _close(self) -> None:
         sessions = list(self._sessions)
         refuse_reentry(any(session.busy for session in sessions), "close() the model")
         for session in sessions:

@@ -9,6 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -18,6 +19,7 @@ import numpy.typing as npt
 from kit.core import transfer
 from kit.core.compute import turn
 from kit.core.context import Context
+from kit.core.interrupts import uninterrupted
 from kit.core.scope import scope
 from kit.core.watch import Watch
 from kit.errors import ArgumentError, ClosedError, OutOfMemory
@@ -67,12 +69,13 @@ class Session:
         self._walk: Walk | None = None
         self._lock = threading.Lock()
         self._parts = contextlib.ExitStack()
-        try:
-            self._open()
-        except BaseException:
-            self._parts.close()
-            raise
-        self._finalizer = weakref.finalize(self, contextlib.ExitStack.close, self._parts)
+        with uninterrupted:
+            try:
+                self._open()
+            except BaseException:
+                self._parts.close()
+                raise
+            self._finalizer = weakref.finalize(self, contextlib.ExitStack.close, self._parts)
 
     def _open(self) -> None:
         model = self.model
@@ -185,12 +188,13 @@ class Session:
         with self.working(), scope("prefill"):
             self._end_walk()
             self._catch_up(len(ids))
-            built = self._passes.build(self._key(len(ids), len(ids), looked_at=True), apart=True)
-            try:
-                self._walk = Walk(self, built, self._batch(ids, len(ids)), level)
-            except BaseException:
-                built.close()
-                raise
+            with uninterrupted:
+                built = self._passes.build(self._key(len(ids), len(ids), looked_at=True), apart=True)
+                try:
+                    self._walk = Walk(self, built, self._batch(ids, len(ids)), level)
+                except BaseException:
+                    built.close()
+                    raise
         return self._walk
 
     def generate(
@@ -217,18 +221,20 @@ class Session:
 
     def close(self) -> None:
         """Free passes, inputs and cache; the model stays."""
-        if not self.closed:
-            refuse_reentry(self.busy, "close() it")
-            self._end_walk()
-            self._finalizer()
+        with uninterrupted:
+            if not self.closed:
+                refuse_reentry(self.busy, "close() it")
+                self._end_walk()
+                self._finalizer()
 
-    @contextlib.contextmanager
-    def working(self) -> Iterator[None]:
-        """Hold the session for one piece of work; a second one at the same time raises BusyError."""
+    def working(self) -> AbstractContextManager[Any]:
+        """Return what holds the session for one piece of work, to be entered; a second one raises BusyError.
+
+        It is the lock itself: an interrupt between a Python ``__enter__`` and the body would keep it for ever.
+        """
         self._require_open()
         refuse_reentry(self._lock.locked(), "run it")
-        with self._lock:  # an interrupt between acquire() and try would keep it for ever
-            yield
+        return self._lock
 
     def next_logits(self, ids: list[int]) -> npt.NDArray[np.float32]:
         """Run what is not in the cache yet, then ``ids``; return the logits after the last, (n_vocab,).

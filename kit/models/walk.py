@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from kit.core import transfer
 from kit.core.apart import ApartGraph
+from kit.core.interrupts import uninterrupted
 from kit.core.scope import scope
 from kit.errors import ArgumentError, BusyError, ClosedError, NotComputedError
 from kit.models.lens import top_entries
@@ -180,11 +181,12 @@ class Walk(Iterator[Step]):
 
     def close(self) -> None:
         """Give the walk's memory back; a pass that is not complete is forgotten."""
-        if not self._closed:
-            self._closed = True
-            self._step = None
-            self._apart.close()
-            self._built.close()
+        with uninterrupted:
+            if not self._closed:
+                self._closed = True
+                self._step = None
+                self._apart.close()
+                self._built.close()
 
     def __repr__(self) -> str:
         if self._closed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import threading
@@ -12,11 +13,14 @@ from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 
+from tqdm.auto import tqdm
+
 from kit.core import ledger
 from kit.core.backend import Backend
 from kit.core.buffer import Buffer
 from kit.core.context import Context
 from kit.core.gguf import GGUFFile, TensorInfo
+from kit.core.interrupts import uninterrupted
 from kit.core.native import ffi, lib
 from kit.core.tensor import Tensor
 from kit.errors import GGUFError, GGUFNotFound
@@ -59,14 +63,18 @@ class Weights(Mapping[str, Tensor]):
         return self.context.tensor(info.shape, info.dtype, name=info.name)
 
     def _map(self, file: GGUFFile) -> None:
-        self._mapping = _Mapping(file)
+        with uninterrupted:
+            self._mapping = _Mapping(file)
         for info in file.tensors.values():
             self.context.place(self._tensors[info.name], self._mapping.buffer, info.offset)
 
     def _read(self, file: GGUFFile, progress: bool) -> None:
         self.context.allocate()
         parts = [part for info in file.tensors.values() for part in _parts(info, self._tensors[info.name])]
-        _read_all(file, parts, progress)
+        with contextlib.ExitStack() as writing:
+            for buffer in self.context.buffers:
+                writing.enter_context(buffer.held())
+            _read_all(file, parts, progress)
 
     def _mark_ready(self) -> None:
         for tensor in self._tensors.values():
@@ -88,9 +96,10 @@ class Weights(Mapping[str, Tensor]):
 
     def close(self) -> None:
         """Free the tensors' metadata, then their memory."""
-        self.context.close()
-        if self._mapping is not None:
-            self._mapping.close()
+        with uninterrupted:
+            self.context.close()
+            if self._mapping is not None:
+                self._mapping.close()
 
     def __repr__(self) -> str:
         if self.context.closed:
@@ -195,8 +204,6 @@ class _Gate:
 
 def _read_all(file: GGUFFile, parts: list[_Part], progress: bool) -> None:
     """Read ``parts`` with a few readers, each with a file descriptor and one stretch of the file of its own."""
-    from tqdm.auto import tqdm
-
     readers = max(1, min(MAX_READERS, os.cpu_count() or 1, len(parts)))
     gate = _Gate()
     share = -(-len(parts) // readers)

@@ -27,3 +27,29 @@ def test_kit_memory_magic_names_the_cell_and_its_line(tmp_path: pathlib.Path) ->
     printed = notebook.cells[2].outputs[0].text
     assert printed.startswith("In [2]:4 in <module>"), printed
     assert "__main__.held" in printed
+
+
+SHELL = """
+import sys
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance()
+def run(code):
+    done = shell.run_cell(code, store_history=True)
+    assert done.success, done.error_in_exec or done.error_before_exec
+run("import kit, numpy as np\\nbackend = kit.Backend(n_threads=1)\\nmem = kit.Tracker().start()")
+run('''def make():
+    ctx = kit.Context(backend)
+    ctx.input((10,), 'f32', name='mask').set(np.zeros(10, np.float32))
+    return ctx.detach()
+make()''')
+run("mem.stop()\\n(leak,) = mem.report().leaks")
+run("assert 'Out[2]' in leak.held_by and '__main__._' in leak.held_by, leak.held_by")
+run("assert leak.where == 'In [2]:3 in make', leak.where")
+run("del _, _2; Out.pop(2).close()")
+run("assert not [b for b in kit.memory.live() if b.kind == 'buffer']")
+"""
+
+
+def test_results_of_cells_are_named_as_holders(run_script) -> None:  # type: ignore[no-untyped-def]
+    pytest.importorskip("IPython")
+    run_script(SHELL)

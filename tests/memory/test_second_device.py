@@ -66,3 +66,16 @@ print(kit.memory.live())
     out = with_vulkan(code, GGML_VK_FORCE_MAX_BUFFER_SIZE="1048576").splitlines()
     assert json.loads(out[0])[:4] == ["Vulkan_Host", True, "CPU", False] and "asked for Vulkan_Host" in out[0]
     assert out[1] == "nothing is live"
+
+
+def test_a_report_tells_the_device_of_a_host_buffer_and_of_a_fallback() -> None:
+    code = """
+from kit.core.devices import device_handle
+host = lib.ggml_backend_dev_host_buffer_type(device_handle("Vulkan.0"))
+with kit.Tracker() as mem:
+    for size in (1 << 19, 1 << 21):  # the second is beyond what the device may give at once
+        lib.ggml_backend_buffer_free(lib.ggml_backend_buft_alloc_buffer(host, size))
+print(json.dumps([[e.device, e.buffer_type] for e in mem.report().events if e.action == "alloc"]))
+"""
+    out = with_vulkan(code, GGML_VK_FORCE_MAX_BUFFER_SIZE="1048576")
+    assert json.loads(out) == [["Vulkan.0", "Vulkan_Host"], ["CPU.0", "CPU instead of Vulkan_Host"]]

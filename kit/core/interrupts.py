@@ -1,0 +1,61 @@
+"""Ctrl-C held back while something is half made: between a native call and the line that notes its result.
+
+``with uninterrupted:`` round an allocation and its registration, or round a close, lets both happen or neither;
+the interrupt then takes effect at the end of the outermost one. Only Python's main thread is ever interrupted:
+elsewhere, or where SIGINT has no Python handler, this does nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+
+class _Uninterrupted:
+    """See the module; there is one, for the one main thread."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._handler: Any = None
+        self._frame: FrameType | None = None
+        self._noted = False
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._noted, self._frame = True, frame
+
+    def __enter__(self) -> None:
+        if threading.get_ident() != _main:
+            return
+        if self._depth == 0:
+            handler = signal.getsignal(signal.SIGINT)
+            self._handler = handler if callable(handler) else None
+            if self._handler is not None:
+                signal.signal(signal.SIGINT, self._note)
+        self._depth += 1
+
+    def __exit__(self, *exc: object) -> None:
+        if threading.get_ident() != _main:
+            return
+        self._depth -= 1
+        if self._depth or self._handler is None:
+            return
+        handler, self._handler = self._handler, None
+        signal.signal(signal.SIGINT, handler)
+        if self._noted:
+            noted, self._noted, self._frame = self._frame, False, None
+            handler(signal.SIGINT, noted)
+
+
+_main = threading.main_thread().ident
+uninterrupted = _Uninterrupted()
+
+
+def _after_fork() -> None:
+    global _main
+    _main = threading.main_thread().ident
+
+
+os.register_at_fork(after_in_child=_after_fork)

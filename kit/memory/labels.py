@@ -1,0 +1,73 @@
+"""Labels: what kit says of the things it opens, a few bytes each.
+
+Names that differ only in the number at their end (``context 1``, ``context 2``) share their text, so that a long loop
+leaves 12 bytes a thing behind and not its strings.
+"""
+
+from __future__ import annotations
+
+import array
+import re
+from dataclasses import dataclass
+
+from kit.core.ledger import Resource
+
+_NUMBERED = re.compile(r"(.*?)(0|[1-9][0-9]{0,8})", re.S)
+_NO_NUMBER = 0
+
+
+@dataclass(frozen=True)
+class Label:
+    """What kit says of one thing: its owner, what it is for, its name."""
+
+    owner: str
+    purpose: str
+    name: str
+
+
+class Labels:
+    """Labels by their number; number 0 is none."""
+
+    def __init__(self) -> None:
+        self._kinds: list[tuple[str, str, str]] = [("", "", "")]
+        self._kind_numbers: dict[tuple[str, str, str], int] = {}
+        self._columns = tuple(array.array("I", [0]) for _ in range(3))  # kind, number of the owner, of the name
+        self._known: dict[tuple[int, int, int], int] = {}
+
+    def __len__(self) -> int:
+        return len(self._columns[0])
+
+    def add(self, resource: Resource) -> int:
+        """Return the number of the label that ``resource`` gets; things that are told alike share one."""
+        owner, owner_number = _split(resource.owner)
+        name, name_number = _split(resource.name)
+        kind = (owner, resource.purpose, name)
+        number = self._kind_numbers.get(kind)
+        if number is None:
+            number = self._kind_numbers[kind] = len(self._kinds)
+            self._kinds.append(kind)
+        entry = (number, owner_number, name_number)
+        if entry in self._known:
+            return self._known[entry]
+        for column, value in zip(self._columns, entry, strict=True):
+            column.append(value)
+        if owner_number == name_number == _NO_NUMBER:  # those with a number are endless, and seldom come again
+            self._known[entry] = len(self) - 1
+        return len(self) - 1
+
+    def __getitem__(self, number: int) -> Label | None:
+        if not number:
+            return None
+        kind, owner_number, name_number = (column[number] for column in self._columns)
+        owner, purpose, name = self._kinds[kind]
+        return Label(_joined(owner, owner_number), purpose, _joined(name, name_number))
+
+
+def _split(text: str) -> tuple[str, int]:
+    """Return the text before a number at its end, and that number plus one; 0 where there is none."""
+    match = _NUMBERED.fullmatch(text)
+    return (match[1], int(match[2]) + 1) if match else (text, _NO_NUMBER)
+
+
+def _joined(text: str, number: int) -> str:
+    return f"{text}{number - 1}" if number else text

@@ -77,7 +77,7 @@ class Backend:
             OutOfMemory: a device has no room; the scheduler is left empty.
             BusyError: called by a computation of its own.
         """
-        with turn():
+        with turn(), uninterrupted:
             self._state.refuse_nested()
             if self.handles and self._state.current() is not graph:
                 self._state.allocate(graph)
@@ -88,7 +88,7 @@ class Backend:
         Raises:
             OutOfMemory: a device has no room.
         """
-        with turn():
+        with turn(), uninterrupted:
             self._state.refuse_nested()
             if self.handles:
                 self._state.reserve(graph)
@@ -104,7 +104,7 @@ class Backend:
 
     def forget(self, graph: Graph) -> None:
         """Take ``graph`` off the scheduler, because it is about to be freed."""
-        with turn():
+        with turn(), uninterrupted:
             if not self.closed and self._state.current() is graph:
                 self._state.reset()
 
@@ -174,8 +174,8 @@ class _State:
 
     def compute(self, graph: Graph, watch: Any) -> None:
         done = False
-        running.append(graph)
         try:
+            running.append(graph)  # here, not before: an interrupt comes after a call, and must meet the finally
             if self.allocator is not None:
                 compute_graph(self.handles[-1], graph.handle, self.n_threads)
             else:

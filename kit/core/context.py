@@ -53,8 +53,9 @@ class Core:
         self.leaves: dict[int, int] = {}  # address of each leaf -> number of its axes
         self.ready: set[int] = set()
         self.graphs: weakref.WeakSet[Graph] = weakref.WeakSet()
+        self.natives: dict[int, Any] = {}  # graphs' own pools: what a finalizer missed is freed with the context
         self._owned_backend = backend if owns_backend else None
-        self._finalizer = weakref.finalize(self, pools.free)
+        self._finalizer = weakref.finalize(self, _free_all, self.natives, pools)
 
     def use(self, other: Core) -> None:
         """Note that nodes of this context point into ``other``.
@@ -157,20 +158,37 @@ class Core:
             for buffer in self.buffers:
                 buffer.close()
             self.buffers.clear()
-            if self.users <= {threading.get_ident()}:
-                self._finalizer()  # else another thread may be between room() and its call: freed with the last tensor
+            if not self._used_elsewhere():
+                self._finalizer()  # else that thread may be between room() and its call: freed with the last tensor
             if self._owned_backend is not None:
                 self._owned_backend.close()
+
+    def _used_elsewhere(self) -> bool:
+        """Whether another thread that made tensors here is still alive."""
+        others = self.users - {threading.get_ident()}
+        return bool(others) and any(thread.ident in others for thread in threading.enumerate())
 
     def _end_generation(self) -> None:
         for graph in list(self.graphs):
             graph.close()
+        _free_natives(self.natives)
         self.generation += 1
         self.pending.clear()
         self.leaves.clear()
         self.ready.clear()
         self.homes.clear()
         self.depends.clear()
+
+
+def _free_natives(natives: dict[int, Any]) -> None:
+    for native in list(natives.values()):
+        native.free()
+
+
+def _free_all(natives: dict[int, Any], pools: Pools) -> None:
+    with uninterrupted:
+        _free_natives(natives)
+        pools.free()
 
 
 class _Pending:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import io
 import math
 import os
 import pathlib
@@ -15,6 +16,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+from kit.core.interrupts import uninterrupted
 from kit.core.native import ffi, lib, text
 from kit.errors import ClosedError, GGUFError, GGUFNotFound
 
@@ -96,7 +98,7 @@ class Source:
         self.path = pathlib.Path(os.fsdecode(path))
         self.closed = False
         self._lock = threading.Lock()
-        self._descriptor = -1
+        self._file: io.FileIO | None = None  # an object, so that it is closed even where an interrupt cuts a finally
         self._readers = 0
         if "\0" in os.fspath(self.path):
             raise GGUFError(f"{path_text(self.path)!r}: no file name holds a NUL character")
@@ -110,27 +112,34 @@ class Source:
     @contextlib.contextmanager
     def reading(self) -> Iterator[Source]:
         """Keep the file open until the block ends; may be nested and used by several threads."""
-        with self._lock:
-            self.require_open()
-            if self._readers == 0:
-                self._descriptor = self._open()
-            self._readers += 1
+        counted = False
         try:
+            with uninterrupted, self._lock:
+                self.require_open()
+                if self._readers == 0:
+                    self._file = self._open()
+                self._readers += 1
+                counted = True
             yield self
         finally:
-            with self._lock:
-                self._readers -= 1
-                if self._readers == 0:
-                    os.close(self._descriptor)
-                    self._descriptor = -1
+            if counted:
+                self._leave()
+
+    def _leave(self) -> None:
+        with uninterrupted, self._lock:
+            self._readers -= 1
+            if self._readers == 0 and self._file is not None:
+                self._file.close()
+                self._file = None
 
     def read(self, offset: int, nbytes: int, what: str) -> bytes:
         """Return exactly ``nbytes`` bytes from ``offset``; ``what`` names them in a GGUFError."""
         with self.reading():
-            parts, at = [], offset
+            assert self._file is not None
+            descriptor, parts, at = self._file.fileno(), [], offset
             while at < offset + nbytes:
                 try:
-                    part = os.pread(self._descriptor, offset + nbytes - at, at)
+                    part = os.pread(descriptor, offset + nbytes - at, at)
                 except OSError as error:
                     raise GGUFError(
                         f"{path_text(self.path)}: {what} at byte {at}: reading failed: {error.strerror}"
@@ -149,18 +158,18 @@ class Source:
         if self.closed:
             raise ClosedError(f"{path_text(self.path)}: this GGUFFile is closed; open it again with GGUFFile(path)")
 
-    def _open(self) -> int:
+    def _open(self) -> io.FileIO:
         try:
-            descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            file = open(self.path, "rb", buffering=0)  # noqa: SIM115 - `reading` closes it
         except OSError as error:
             raise _system_error(self.path, error.errno or 0, str(error.strerror)) from error
-        if _identity(os.fstat(descriptor)) != self._identity:
-            os.close(descriptor)
+        if _identity(os.fstat(file.fileno())) != self._identity:
+            file.close()
             raise GGUFError(
                 f"{path_text(self.path)}: this is another file than the one that was opened, or it was "
                 "written to since; open it again with GGUFFile(path)"
             )
-        return descriptor
+        return file
 
 
 def _stat(path: pathlib.Path) -> os.stat_result:

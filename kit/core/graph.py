@@ -67,6 +67,8 @@ class Graph:
             self._cores = _all_cores(outputs, backend)
             self._native, self._leaves = _build(self.outputs, self.name, [core for core, _ in self._cores])
             self._finalizer = weakref.finalize(self, _Native.free, self._native)
+            self._native.registry = self.outputs[0].core.natives
+            self._native.registry[self._native.number] = self._native
             self._inputs = {leaf.name: leaf.tensor() for leaf in self._leaves if leaf.is_input}
             for core, _ in self._cores:
                 core.graphs.add(self)
@@ -262,12 +264,16 @@ class _Native:
 
     def __init__(self, raw: Any, handle: Any, n_nodes: int, n_leafs: int, number: int) -> None:
         self.raw, self.handle, self.n_nodes, self.n_leafs, self.number = raw, handle, n_nodes, n_leafs, number
+        self.freed = False
+        self.registry: dict[int, _Native] = {}
 
-    @staticmethod
-    def free(native: _Native) -> None:
+    def free(self) -> None:
         with uninterrupted:
-            lib.ggml_free(native.raw)
-            ledger.closed(native.number)
+            if not self.freed:
+                self.freed = True
+                lib.ggml_free(self.raw)
+                ledger.closed(self.number)
+                self.registry.pop(self.number, None)
 
 
 def _build(outputs: Sequence[Tensor], name: str, cores: Sequence[Core]) -> tuple[_Native, list[_Leaf]]:

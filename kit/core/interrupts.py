@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from types import FrameType
 from typing import Any
@@ -20,11 +21,10 @@ class _Uninterrupted:
     def __init__(self) -> None:
         self._depth = 0
         self._handler: Any = None
-        self._frame: FrameType | None = None
         self._noted = False
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self._noted, self._frame = True, frame
+        self._noted = True  # not the frame: a traceback would keep alive what it holds
 
     def __enter__(self) -> None:
         if threading.get_ident() != _main:
@@ -45,8 +45,8 @@ class _Uninterrupted:
         handler, self._handler = self._handler, None
         signal.signal(signal.SIGINT, handler)
         if self._noted:
-            noted, self._noted, self._frame = self._frame, False, None
-            handler(signal.SIGINT, noted)
+            self._noted = False
+            handler(signal.SIGINT, sys._getframe())
 
 
 _main = threading.main_thread().ident

@@ -77,7 +77,8 @@ class Model:
         self._require_open()
         size = n_ctx if n_ctx is not None else min(DEFAULT_CTX, self.config.n_ctx_train)
         if not _is_count(size) or not _is_count(n_batch):
-            raise ArgumentError(f"n_ctx is {size} and n_batch {n_batch}; both must be whole numbers from 1")
+            raise ArgumentError(f"n_ctx is {size!r} and n_batch {n_batch!r}; both must be whole numbers from 1")
+        size, n_batch = int(size), int(n_batch)
         with scope("session open"):
             session = Session(self, size, n_batch, flash_attn)
         self._sessions.add(session)
@@ -126,6 +127,7 @@ class Model:
         self._closed = True
         if self._lens is not None:
             self._lens.close()
+            self._lens = None
         self.weights.close()
         if self._owned is not None:
             self._owned.close()
@@ -151,7 +153,7 @@ class Model:
 
 
 def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and bool(value >= 1)
 
 
 def load(

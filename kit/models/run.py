@@ -38,6 +38,10 @@ class Run(Mapping[str, npt.NDArray[np.float32]]):
     pieces: tuple[str, ...] = ()
     _lens: Callable[[npt.NDArray[np.float32], int], list[list[LensEntry]]] | None = field(default=None, repr=False)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy or a pickle takes along: plain data; the lens needs the model and stays behind."""
+        return {**self.__dict__, "_lens": None}
+
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the kept stages, in the order of computation."""

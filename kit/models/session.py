@@ -8,7 +8,7 @@ import reprlib
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -27,7 +27,7 @@ from kit.models.attention import Choice, choose
 from kit.models.cache import KVCache
 from kit.models.passes import Batch, PassBuilder, PassKey
 from kit.models.patches import Patch, resolve, watch
-from kit.models.run import Run
+from kit.models.run import LensEntry, Run
 from kit.models.sampler import Sampler
 from kit.models.stages import match_stages, stage_names
 from kit.models.tokenizer import Tokenizer
@@ -345,7 +345,7 @@ class Session:
 
     def _record(self, ids: Sequence[int], rows: Any, values: dict[str, Any], time_ns: int) -> Run:
         pieces = self.model.pieces(ids)
-        self.last = Run(tuple(ids), rows, values, time_ns, pieces, self.model.lens)
+        self.last = Run(tuple(ids), rows, values, time_ns, pieces, _lens_of(self.model))
         return self.last
 
     def _end_walk(self) -> None:
@@ -378,3 +378,16 @@ def _whole_numbers(prompt: Sequence[int]) -> list[int]:
         with contextlib.suppress(TypeError):
             return [operator.index(token) for token in prompt]
     raise ArgumentError(f"the prompt is {reprlib.repr(prompt)}; give text, or token ids as whole numbers")
+
+
+def _lens_of(model: Model) -> Callable[[npt.NDArray[np.float32], int], list[list[LensEntry]]]:
+    """The model's lens without the model: a record of a run keeps no weights alive."""
+    method = weakref.WeakMethod(model.lens)
+
+    def look(residual: npt.NDArray[np.float32], k: int) -> list[list[LensEntry]]:
+        lens = method()
+        if lens is None:
+            raise ClosedError("the model of this run is gone; load it and run again")
+        return lens(residual, k)
+
+    return look

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Iterable, Sequence
@@ -175,6 +176,8 @@ def models_table(models: Iterable[LocalModel]) -> Table:
 def _says(row: StageRow) -> tuple[Text, Text]:
     if row.says is None or row.probability is None:
         return Text(""), Text("")
+    if math.isnan(row.probability):
+        return Text("NaN", "bold red"), Text("")
     style = "bold green" if row.probability >= 0.5 else "green" if row.probability >= 0.2 else "dim"
     drawn = "━" * max(1, round(10 * row.probability))
     return Text(token_text(row.says, 14), style), Text(f"{row.probability:4.0%} {drawn}", style)

@@ -47,7 +47,7 @@ def flash(model: kit.Model) -> kit.Session:
     return model.session(n_ctx=512, flash_attn=True)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def demo(demo_model_path: pathlib.Path) -> Iterator[kit.Model]:
     """The demo model on one thread, for spinning threads starve each other on a busy machine; its lens is made here, so
     that no test seems to leave one behind.

@@ -12,7 +12,7 @@ import pytest
 pytestmark = pytest.mark.peer
 
 PROMPTS = pathlib.Path(__file__).parents[1] / "models" / "data" / "smollm2_llama_cpp.json"
-WHISPER_MODEL = pathlib.Path(__file__).parent / "data" / "whisper-for-tests-tiny.en.bin"
+WHISPER_MODEL = pathlib.Path(__file__).parents[1] / "memory" / "data" / "whisper-for-tests-tiny.en.bin"
 
 WHISPER = """
 import ctypes, os, pathlib, sys

@@ -17,11 +17,20 @@ _LARGEST = 1 << 24
 
 
 @dataclass(frozen=True)
+class LayerShape:
+    """What may differ between blocks: query heads, heads of keys and values, hidden units."""
+
+    n_head: int
+    n_head_kv: int
+    n_ff: int
+
+
+@dataclass(frozen=True)
 class LlamaConfig:
     """The numbers a llama graph is built from; keys as llama.cpp's loader reads them.
 
     ``n_embd`` is the width of the residual stream, ``head_dim`` of one head, ``n_rot`` how many dims of a head
-    rotate, ``eps`` the epsilon of every RMS norm.
+    rotate, ``eps`` the epsilon of every RMS norm, ``window`` how many tokens back attention sees (None: all).
     """
 
     architecture: str
@@ -38,6 +47,11 @@ class LlamaConfig:
     eps: float
     rope_base: float
     rope_scale: float
+    window: int | None = None
+
+    def layer(self, index: int) -> LayerShape:
+        """Return the shape of block ``index``."""
+        return LayerShape(self.n_head, self.n_head_kv, self.n_ff)
 
     @property
     def n_embd_kv(self) -> int:

@@ -12,6 +12,7 @@ from kit.core.compute import compute_graph, compute_scheduled, default_threads, 
 from kit.core.devices import device_handle, device_handles
 from kit.core.interrupts import uninterrupted
 from kit.core.native import ffi, lib, text
+from kit.core.scope import keeping
 from kit.errors import ArgumentError, BusyError, ClosedError, OutOfMemory
 
 if TYPE_CHECKING:
@@ -159,6 +160,10 @@ class _State:
                 lib.ggml_backend_cpu_set_n_threads(handle, n_threads)
 
     def allocate(self, graph: Graph) -> None:
+        with keeping("compute buffers"):
+            self._allocate(graph)
+
+    def _allocate(self, graph: Graph) -> None:
         self.reset()
         graph.unplace()
         self._refuse_too_large(graph)
@@ -184,6 +189,10 @@ class _State:
         return bool(lib.ggml_backend_sched_alloc_graph(self.scheduler, graph.handle))
 
     def reserve(self, graph: Graph) -> None:
+        with keeping("compute buffers"):
+            self._reserve(graph)
+
+    def _reserve(self, graph: Graph) -> None:
         self.reset()
         graph.unplace()
         self.planned = 0

@@ -33,8 +33,10 @@ class Backend:
     """
 
     def __init__(self, devices: Sequence[str] | None = None, *, n_threads: int | None = None) -> None:
-        if n_threads is not None and not 1 <= n_threads <= 512:
-            raise ArgumentError(f"n_threads is {n_threads}; give 1 to 512")
+        if n_threads is not None and not (isinstance(n_threads, int) and 1 <= n_threads <= 512):
+            raise ArgumentError(f"n_threads is {n_threads!r}; give 1 to 512")
+        if isinstance(devices, str) or not isinstance(devices, (Sequence, type(None))):
+            raise ArgumentError(f"devices is {devices!r}; give a list of names as kit.devices() has them")
         self.n_threads = n_threads or default_threads()
         names = list(dict.fromkeys(devices)) if devices is not None else _default_devices()
         cpu = next(name for name in device_handles() if name.startswith("CPU."))

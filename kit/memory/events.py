@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 import pathlib
 import re
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import overload
 
 import numpy as np
+import numpy.typing as npt
 
 from kit.core.scope import scope_path
 from kit.memory import stacks, store
@@ -19,6 +21,7 @@ from kit.units import bytes_text
 PURPOSES = ("weights", "kv cache", "compute", "inputs", "staging", "metadata")
 _USAGE_WEIGHTS, _USAGE_COMPUTE = 2, 3  # enum ggml_backend_buffer_usage, plus one
 BY_DESIGN = 255  # usage of what kit allocates once for the process: its thread pool
+_ALLOCATING = [store.KINDS.index(kind) for kind in ("allocator", "scheduler")]
 _DEVICE = re.compile(r"(.*?)(\d*)", re.S)
 _CACHE_NAME = re.compile(r"cache|(^|[._])kv", re.I)
 
@@ -71,6 +74,7 @@ class Recording:
         self.first = first
         self.elders = elders
         self.start_ns = start_ns
+        self.end_ns = time.monotonic_ns()
         self.labels = store.labels()
         self._owners: dict[tuple[int, int], str] = {}
 
@@ -88,7 +92,9 @@ class Recording:
 
     def owner_record(self, record: Records) -> Records | None:
         """The allocation in whose call ``record`` happened."""
-        number = int(record["owner"])
+        return self._numbered(int(record["owner"]))
+
+    def _numbered(self, number: int) -> Records | None:
         if not number or number >= 1 << 63:
             return None
         index = self.index(number)
@@ -116,14 +122,32 @@ class Recording:
         label = self.labels[int(record["label"])]
         if label is not None:
             return label.purpose
-        kind, usage = store.KINDS[int(record["kind"])], int(record["usage"])
-        if kind in ("context", "scheduler", "allocator") or usage == BY_DESIGN:
-            return "metadata"
-        if usage == _USAGE_WEIGHTS or kind == "mapping":
-            return "weights"
-        if usage == _USAGE_COMPUTE or self._in_allocator(record):
-            return "compute"
-        return "kv cache" if _CACHE_NAME.search(store.name_text(int(record["name"]))) else "staging"
+        return _purpose(int(record["kind"]), int(record["usage"]), self._in_allocator(record), int(record["name"]))
+
+    def purpose_numbers(self, at: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Numbers of the purposes of the events ``at``, equal where `purpose` is."""
+        records = self.records[at]
+        said = self.labels.purposes(records["label"])
+        names = np.where(said > 0, 0, records["name"].astype(np.int64))
+        columns = (said, records["kind"], records["usage"], self._in_allocators(records), names)
+        inverse = joined(*columns)
+        known: dict[str, int] = {}
+        numbers = []
+        for i in np.unique(inverse, return_index=True)[1]:
+            label, kind, usage, inside, name = (int(column[i]) for column in columns)
+            purpose = self.labels.purpose(label) or _purpose(kind, usage, inside, name)
+            numbers.append(known.setdefault(purpose, len(known)))
+        return np.array(numbers, np.int64)[inverse]
+
+    def _in_allocators(self, records: Records) -> npt.NDArray[np.int64]:
+        owners, inverse = np.unique(records["owner"], return_inverse=True)
+        within = (owners > self.first) & (owners <= self.first + len(self))
+        inside = np.zeros(len(owners), np.int64)
+        kinds = self.records["kind"][owners[within].astype(np.int64) - self.first - 1]
+        inside[within] = np.isin(kinds, _ALLOCATING)
+        for i in np.flatnonzero(~within):
+            inside[i] = self._allocates(int(owners[i]))
+        return inside[inverse.ravel()]
 
     def owner(self, record: Records) -> str:
         """Who holds it: kit's owner, or that of the context, allocator or scheduler it was made in."""
@@ -142,8 +166,11 @@ class Recording:
         return kind if purpose in ("metadata", "staging") else purpose
 
     def _in_allocator(self, record: Records) -> bool:
-        above = self.owner_record(record)
-        return above is not None and store.KINDS[int(above["kind"])] in ("allocator", "scheduler")
+        return self._allocates(int(record["owner"]))
+
+    def _allocates(self, number: int) -> bool:
+        above = self._numbered(number)
+        return above is not None and int(above["kind"]) in _ALLOCATING
 
     def name(self, record: Records) -> str:
         """Name of the tensor or object, if it has one."""
@@ -205,6 +232,34 @@ class Events(Sequence[Event]):
 
     def __repr__(self) -> str:
         return f"<{len(self)} events>"
+
+
+def joined(*columns: npt.NDArray[np.generic]) -> npt.NDArray[np.int64]:
+    """Number rows of ``columns`` (not negative) from 0 so that equal rows, and only these, have equal numbers."""
+    numbers = np.zeros(len(columns[0]), np.int64)
+    span = 1
+    for column in columns:
+        if column.max(initial=0) >= 1 << 32:
+            column = np.unique(column, return_inverse=True)[1].ravel()
+        n_values = int(column.max(initial=0)) + 1
+        if span * n_values >= 1 << 62:
+            numbers = np.unique(numbers, return_inverse=True)[1].ravel()
+            span = int(numbers.max(initial=0)) + 1
+        if n_values > 1:
+            numbers = numbers * n_values + column.astype(np.int64)
+        span *= n_values
+    return np.unique(numbers, return_inverse=True)[1].ravel()
+
+
+def _purpose(kind: int, usage: int, in_allocator: bool | int, name: int) -> str:
+    """What memory is for of which kit says nothing: as ggml's usage says, as its owner, as its name."""
+    if store.KINDS[kind] in ("context", "scheduler", "allocator") or usage == BY_DESIGN:
+        return "metadata"
+    if usage == _USAGE_WEIGHTS or store.KINDS[kind] == "mapping":
+        return "weights"
+    if usage == _USAGE_COMPUTE or in_allocator:
+        return "compute"
+    return "kv cache" if _CACHE_NAME.search(store.name_text(name)) else "staging"
 
 
 def library_name(copy: int) -> str:

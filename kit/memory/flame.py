@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kit.memory import stacks, store
+from kit.memory.events import joined
 from kit.units import bytes_text
 
 if TYPE_CHECKING:
@@ -45,13 +46,13 @@ def flame_tree(report: MemoryReport) -> Node:
     root = Node("all")
     indices = report.recording.live_at(report.peak_index)
     records = report.recording.records[indices]
-    columns = np.stack([records[name].astype(np.int64) for name in ("stack", "kind", "type")], axis=1)
-    if not len(columns):
+    if not len(records):
         return root
-    sites, inverse = np.unique(columns, axis=0, return_inverse=True)
-    sums = np.bincount(inverse.ravel(), weights=records["size"].astype(np.float64))
-    for (stack, kind, type_), nbytes in zip(sites, sums, strict=True):
-        _add(root, int(stack), store.KINDS[int(kind)], store.name_text(int(type_)), int(nbytes))
+    inverse = joined(records["stack"], records["kind"], records["type"])
+    sites = records[np.unique(inverse, return_index=True)[1]]
+    sums = np.bincount(inverse, weights=records["size"].astype(np.float64))
+    for site, nbytes in zip(sites, sums, strict=True):
+        _add(root, int(site["stack"]), store.KINDS[int(site["kind"])], store.name_text(site["type"]), int(nbytes))
     return root
 
 

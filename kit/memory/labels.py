@@ -10,6 +10,9 @@ import array
 import re
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from kit.core.ledger import Resource
 
 _NUMBERED = re.compile(r"(.*?)(0|[1-9][0-9]{0,8})", re.S)
@@ -61,6 +64,15 @@ class Labels:
         kind, owner_number, name_number = (column[number] for column in self._columns)
         owner, purpose, name = self._kinds[kind]
         return Label(_joined(owner, owner_number), purpose, _joined(name, name_number))
+
+    def purposes(self, numbers: npt.NDArray[np.generic]) -> npt.NDArray[np.int64]:
+        """Return numbers to give to `purpose`, for labels with these ``numbers``; 0 where there is none."""
+        kinds = np.array(self._columns[0], np.int64)
+        return kinds[numbers.astype(np.int64)]
+
+    def purpose(self, number: int) -> str:
+        """Return what a number from `purposes` stands for; empty for 0."""
+        return self._kinds[number][1]
 
 
 def _split(text: str) -> tuple[str, int]:

@@ -1,10 +1,11 @@
-"""Leaks: what was not freed, grouped by the line that made it, and whether it grows.
+"""Leaks: what was not freed, grouped by the call site that made it, and whether it grows.
 
-A *pass* of a call site is one visit of it. The bytes that stay after each visit, fitted by a line, give slope and
-R²: 2,000 visits that leave 16 KiB each grow; 2,000 visits of which only the first few left something are a cache, or
-a one-time static if it was one thing. A site that was visited once is static if that was in an early pass of many
-(scopes ``token 7``, or regions that people number: ``pass 3``); otherwise nothing tells it from a leak. What an
-open session or backend keeps for later, within bounds of its own, is there by design.
+A *pass* of a call site is one visit of it (kit.memory.sites). What is live after each visit tells what it is: as much
+more each time grows; what rose for a while and then no more is bounded, a cache, or a one-time static if it is
+one thing - an object that is replaced in each pass, too. A site that was visited less often is static if it
+left something in an early pass of many (scopes ``token 7``, or regions that people number: ``pass 3``) and only there;
+otherwise nothing tells it from a leak. What an open session or backend keeps for later, within bounds of its own, is
+there by design.
 """
 
 from __future__ import annotations
@@ -14,11 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from kit.core.scope import is_kept
-from kit.memory import stacks, store
-from kit.memory.events import BY_DESIGN, Recording, library_name
+from kit.memory import store
+from kit.memory.events import Recording, library_name
+from kit.memory.sites import Numbers, Site, find_sites
 from kit.memory.store import Records
 from kit.units import bytes_text
 
@@ -31,8 +31,10 @@ _N_NAMES = 3
 class Leak:
     """Allocations of one call site that were not freed.
 
-    ``slope_per_pass`` is bytes a visit of the call site leaves behind, None where there were fewer than 4 visits;
-    ``verdict`` is growth, cache, static, live, or "by design". ``held_by`` names Python objects that keep it alive.
+    ``where`` is its innermost line outside kit, ``called_from`` the line that called that function, and ``lines``
+    their numbers up to the outermost. ``slope_per_pass`` is bytes a visit of the call site leaves behind, None where
+    there were fewer than 4 visits; ``verdict`` is growth, cache, static, live, or "by design". ``held_by`` names
+    Python objects that keep it alive.
     """
 
     count: int
@@ -52,6 +54,7 @@ class Leak:
     scope: str = ""
     age_ns: int = 0
     n_passes: int = 0
+    called_from: str = ""
 
     @property
     def is_leak(self) -> bool:
@@ -61,87 +64,49 @@ class Leak:
     def __str__(self) -> str:
         plural = self.kind if self.count == 1 else f"{self.kind}s"
         names = f" of {', '.join(map(repr, self.names))}" if self.names else ""
-        rate = (
-            f", {bytes_text(round(self.slope_per_pass))} a pass (R² {self.r_squared:.2f})"
-            if self.slope_per_pass
-            else ""
-        )
         held = f"; held by {', '.join(self.held_by)}" if self.held_by else ""
         return (
             f"{self.count} {plural}{names}, {bytes_text(self.nbytes)}, {self.purpose} of {self.owner} "
-            f"[{self.library}]: {self.verdict}{rate}, made at {self.where or 'a place outside Python'}{held}"
+            f"[{self.library}]: {self.verdict}{self._rate()}, made at {self.place or 'a place outside Python'}{held}"
         )
 
+    @property
+    def place(self) -> str:
+        """``where``, and where that was called from; empty for a place outside Python."""
+        return f"{self.where}, called from {self.called_from}" if self.called_from else self.where
 
-@dataclass
-class _Group:
-    leaked: list[npt.NDArray[np.int64]]
-    keys: list[tuple[int, int, int, int, int]]
-    stack: int
-    kept: bool
+    def _rate(self) -> str:
+        if self.slope_per_pass is None or self.r_squared is None or round(self.slope_per_pass) <= 0:
+            return ""
+        return f", {bytes_text(round(self.slope_per_pass))} a pass (R² {self.r_squared:.2f})"
 
 
 def find_leaks(
     recording: Recording, *, by_design: Sequence[str] = (), kv_bytes_per_token: int | None = None
 ) -> list[Leak]:
     """Return the leaks of ``recording``, growth first, then by bytes."""
-    live = recording.live_at(len(recording) - 1)
-    if not len(live):
-        return []
-    found = [_leak(recording, group, by_design, kv_bytes_per_token) for group in _grouped(recording, live).values()]
+    found = [_leak(recording, site, by_design, kv_bytes_per_token) for site in find_sites(recording)]
     return sorted(found, key=lambda leak: (leak.verdict != "growth", -leak.nbytes, -leak.count))
 
 
-def _columns(recording: Recording) -> npt.NDArray[np.int64]:
-    """What makes a call site, as numbers: stack, kind, buffer type, library, and whether it is for keeping."""
-    r = recording.records
-    columns = [r[name].astype(np.int64) for name in ("stack", "kind", "type", "copy")]
-    return np.stack([*columns, _kept(r)], axis=1)
-
-
-def _kept(records: Records) -> npt.NDArray[np.int64]:
-    scopes, inverse = np.unique(records["scope"], return_inverse=True)
-    return np.array([is_kept(int(number)) for number in scopes], np.int64)[inverse.ravel()]
-
-
-def _grouped(recording: Recording, live: npt.NDArray[np.int64]) -> dict[tuple[object, ...], _Group]:
-    columns = _columns(recording)[live]
-    sites, inverse = np.unique(columns, axis=0, return_inverse=True)
-    order = np.argsort(inverse.ravel(), kind="stable")
-    parts = np.split(live[order], np.cumsum(np.bincount(inverse.ravel()))[:-1])
-    groups: dict[tuple[object, ...], _Group] = {}
-    for site, indices in zip(sites, parts, strict=True):
-        stack, kind, type_, copy, kept = map(int, site)
-        record = recording.records[indices[0]]
-        frames = stacks.user_frames(stack)
-        key = (str(frames[0]) if frames else "", kind, type_, copy, kept, recording.purpose(record))
-        group = groups.setdefault(key, _Group([], [], stack, bool(kept)))
-        group.leaked.append(indices)
-        group.keys.append((stack, kind, type_, copy, kept))
-    return groups
-
-
-def _leak(recording: Recording, group: _Group, by_design: Sequence[str], kv_bytes_per_token: int | None) -> Leak:
-    indices = np.sort(np.concatenate(group.leaked))
-    records = recording.records[indices]
+def _leak(recording: Recording, site: Site, by_design: Sequence[str], kv_bytes_per_token: int | None) -> Leak:
+    records = recording.records[site.live]
     first = records[0]
-    slope, fit, passes, late = _growth(recording, group.keys, indices)
+    passes = len(site.counts)
+    slope, fit = _growth(site)
     names = tuple(dict.fromkeys(name for name in map(recording.name, records[:64]) if name))[:_N_NAMES]
     owner = recording.owner(first)
-    verdict = _verdict(slope, fit, passes, late, len(indices), kv_bytes_per_token)
+    verdict = _verdict(site, slope, fit, kv_bytes_per_token)
     n_scopes = _passes_after_the_only_one(recording, records)
     if slope is None and n_scopes >= FEW:
         verdict, passes = "static", n_scopes
-    meant = any(fnmatch.fnmatch(text, pattern) for pattern in by_design for text in (owner, *names))
-    if meant or int(first["usage"]) == BY_DESIGN or group.kept:
+    if site.kept or any(fnmatch.fnmatch(text, pattern) for pattern in by_design for text in (owner, *names)):
         verdict = "by design"
-    frames = stacks.user_frames(group.stack)
-    end_ns = int(recording.records["time_ns"][-1])
     return Leak(
-        count=len(indices),
+        count=len(records),
         nbytes=int(records["size"].sum()),
-        where=str(frames[0]) if frames else "",
-        lines=tuple(frame.line for frame in frames),
+        where=str(site.path[0]) if site.path else "",
+        lines=tuple(frame.line for frame in site.path),
         owner=owner,
         held_by=(),
         library=library_name(int(first["copy"])),
@@ -152,57 +117,58 @@ def _leak(recording: Recording, group: _Group, by_design: Sequence[str], kv_byte
         buffer_type=store.name_text(first["type"]),
         purpose=recording.purpose(first),
         names=names,
-        scope=recording.event(int(indices[0])).scope,
-        age_ns=end_ns - int(first["time_ns"]),
+        scope=recording.event(int(site.live[0])).scope,
+        age_ns=recording.end_ns - int(first["time_ns"]),
         n_passes=passes,
+        called_from=str(site.path[1]) if len(site.path) > 1 else "",
     )
 
 
 def _passes_after_the_only_one(recording: Recording, leaked: Records) -> int:
     """Number of passes, if all of ``leaked`` are of one pass in the first half of them; otherwise 0."""
-    found = {recording.passes.get(int(scope)) for scope in leaked["scope"]}
-    if len(found) != 1:
+    scopes = leaked["scope"]
+    found = recording.passes.get(int(scopes[0]))
+    if found is None or any(recording.passes.get(int(scope)) != found for scope in scopes[::-1]):
         return 0
-    index, n_passes = found.pop() or (0, 0)
+    index, n_passes = found
     return n_passes if 2 * index < n_passes else 0
 
 
-def _growth(
-    recording: Recording, keys: Sequence[tuple[int, int, int, int, int]], leaked: npt.NDArray[np.int64]
-) -> tuple[float | None, float | None, int, bool]:
-    """Fit the bytes left by each visit; return slope, R², visits, and whether the last half of them left any."""
-    r = recording.records
-    visits = r["action"] == store.ALLOC
-    same = np.zeros(len(r), bool)
-    kept = _kept(r)
-    for stack, kind, type_, copy, keeps in keys:
-        site = (r["stack"] == stack) & (r["kind"] == kind) & (r["type"] == type_) & (r["copy"] == copy)
-        same |= site & (kept == keeps)
-    at = np.flatnonzero(visits & same)
-    left = np.zeros(len(r), np.int64)
-    left[leaked] = np.maximum(r["size"][leaked], 1)
-    bytes_left = np.cumsum(left[at]).astype(np.float64)
-    if len(at) < FEW:
-        return None, None, len(at), False
-    x = np.arange(1, len(at) + 1, dtype=np.float64)
-    slope, offset = np.polyfit(x, bytes_left, 1)
-    spread = float(((bytes_left - bytes_left.mean()) ** 2).sum())
-    error = float(((bytes_left - (slope * x + offset)) ** 2).sum())
-    fit = 1.0 - error / spread if spread > 0 else 0.0
-    late = bool(left[at[len(at) // 2 :]].any())
-    nothing = not r["size"][leaked].any()  # a scheduler without a buffer yet: there, and of no bytes
-    return 0.0 if nothing else float(slope), fit, len(at), late
+def _growth(site: Site) -> tuple[float | None, float | None]:
+    """Return slope (bytes a visit) and R² of the line through what is live after each visit; None for few visits."""
+    if len(site.counts) < FEW:
+        return None, None
+    if not site.nbytes.any():  # such as schedulers without a buffer yet: there, and of no bytes
+        return 0.0, _line(site.counts)[1]
+    return _line(site.nbytes)
 
 
-def _verdict(
-    slope: float | None, fit: float | None, passes: int, late: bool, count: int, kv_bytes_per_token: int | None
-) -> str:
+def _line(values: Numbers) -> tuple[float, float]:
+    """Slope and R² of the least squares line through ``values``; both are 0 where they are all the same."""
+    y = values.astype(np.float64)
+    x = np.arange(len(y), dtype=np.float64)
+    dx, dy = x - x.mean(), y - y.mean()
+    spread = float(dy @ dy)
+    if spread == 0:
+        return 0.0, 0.0
+    both, steps = float(dx @ dy), float(dx @ dx)
+    return both / steps, both * both / (steps * spread)
+
+
+def _bounded(counts: Numbers) -> bool:
+    """Whether no more things are live than in the first half, or rises have stayed out far longer than between them."""
+    if counts[-1] <= counts[: len(counts) // 2].max():
+        return True
+    rises = np.flatnonzero(np.diff(np.maximum.accumulate(counts), prepend=0) > 0)
+    longest = int(np.diff(rises, prepend=-1).max())
+    return len(counts) - 1 - int(rises[-1]) >= FEW * longest
+
+
+def _verdict(site: Site, slope: float | None, fit: float | None, kv_bytes_per_token: int | None) -> str:
     if slope is None or fit is None:
         return "live"
     if slope > 0 and kv_bytes_per_token and abs(slope - kv_bytes_per_token) <= 0.05 * kv_bytes_per_token:
         return "cache"
-    if late and count >= FEW and fit >= _FITS:
-        return "growth"
-    if late:
-        return "live"
-    return "static" if count == 1 else "cache"
+    if _bounded(site.counts):
+        return "static" if len(site.live) == 1 else "cache"
+    return "growth" if len(site.live) >= FEW and fit >= _FITS else "live"

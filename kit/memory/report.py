@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kit.memory import store
-from kit.memory.events import Events, Recording, device_name, library_name
+from kit.memory.events import Events, Recording, device_name, joined, library_name
 from kit.memory.holders import with_holders
 from kit.memory.leaks import Leak, find_leaks
 from kit.memory.osmemory import ProcessMemory
@@ -300,10 +300,10 @@ class MemoryReport:
             return []
         r = self.recording.records[indices]
         fields = ("label", "kind", "type", "copy", "usage", "owner", "name")
-        columns = np.stack([r[field].astype(np.uint64) for field in fields], axis=1)
-        _, first, inverse = np.unique(columns, axis=0, return_index=True, return_inverse=True)
-        counts = np.bincount(inverse.ravel())
-        sums = np.bincount(inverse.ravel(), weights=r["size"].astype(np.float64))
+        inverse = joined(*(r[field] for field in fields))
+        first = np.unique(inverse, return_index=True)[1]
+        counts = np.bincount(inverse)
+        sums = np.bincount(inverse, weights=r["size"].astype(np.float64))
         rows: dict[_Key, list[int]] = {}
         for i, count, nbytes in zip(first, counts, sums, strict=True):
             total = rows.setdefault(_row_key(self.recording, r[i]), [0, 0])

@@ -76,3 +76,15 @@ def live() -> list[Resource]:
     """Return what is open now, oldest first."""
     with _lock:
         return [resource for _, resource in sorted(_live.items(), key=lambda item: item[0])]
+
+
+def newest() -> int:
+    """Return the number of the newest of what is open now; 0 if nothing is."""
+    with _lock:
+        return next(reversed(_live), 0)
+
+
+def numbers() -> dict[tuple[str, int], int]:
+    """Return the numbers of what is open now, by kind and address; what is opened later has a larger one."""
+    with _lock:
+        return {(resource.kind, resource.address): number for number, resource in _live.items()}

@@ -13,6 +13,7 @@ from typing import overload
 import numpy as np
 import numpy.typing as npt
 
+from kit.core import ledger
 from kit.core.scope import scope_path
 from kit.memory import stacks, store
 from kit.memory.store import Records
@@ -75,6 +76,7 @@ class Recording:
         self.elders = elders
         self.start_ns = start_ns
         self.end_ns = time.monotonic_ns()
+        self.newest_opened = ledger.newest()
         self.labels = store.labels()
         self._owners: dict[tuple[int, int], str] = {}
 

@@ -83,10 +83,11 @@ class Leak:
 
 def find_leaks(
     recording: Recording, *, by_design: Sequence[str] = (), kv_bytes_per_token: int | None = None
-) -> list[Leak]:
-    """Return the leaks of ``recording``, growth first, then by bytes."""
-    found = [_leak(recording, site, by_design, kv_bytes_per_token) for site in find_sites(recording)]
-    return sorted(found, key=lambda leak: (leak.verdict != "growth", -leak.nbytes, -leak.count))
+) -> list[tuple[Leak, Numbers]]:
+    """Return the leaks of ``recording``, growth first, then by bytes, each with the indices of its allocations."""
+    sites = find_sites(recording)
+    found = [(_leak(recording, site, by_design, kv_bytes_per_token), site.live) for site in sites]
+    return sorted(found, key=lambda pair: (pair[0].verdict != "growth", -pair[0].nbytes, -pair[0].count))
 
 
 def _leak(recording: Recording, site: Site, by_design: Sequence[str], kv_bytes_per_token: int | None) -> Leak:

@@ -17,6 +17,7 @@ from kit.memory.events import Events, Recording, device_name, joined, library_na
 from kit.memory.holders import with_holders
 from kit.memory.leaks import Leak, find_leaks
 from kit.memory.osmemory import ProcessMemory
+from kit.memory.sites import Numbers
 from kit.units import bytes_text
 
 _TIMELINE_POINTS = 1000
@@ -80,18 +81,18 @@ class MemoryReport:
         return Events(self.recording)
 
     @functools.cached_property
-    def _not_freed(self) -> list[Leak]:
+    def _not_freed(self) -> list[tuple[Leak, Numbers]]:
         return find_leaks(self.recording, by_design=self._meant, kv_bytes_per_token=self._kv_bytes_per_token)
 
     @functools.cached_property
     def leaks(self) -> list[Leak]:
         """What was not freed, by call site, growth first; who holds it is looked up when this is first asked for."""
-        return with_holders([leak for leak in self._not_freed if leak.verdict != "by design"], self.recording)
+        return with_holders([pair for pair in self._not_freed if pair[0].verdict != "by design"], self.recording)
 
     @property
     def by_design(self) -> list[Leak]:
         """What was not freed and is meant to stay."""
-        return [leak for leak in self._not_freed if leak.verdict == "by design"]
+        return [leak for leak, _ in self._not_freed if leak.verdict == "by design"]
 
     @functools.cached_property
     def totals(self) -> npt.NDArray[np.int64]:

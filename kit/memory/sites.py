@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from kit.core.scope import is_kept
 from kit.memory import stacks, store
-from kit.memory.events import BY_DESIGN, Recording, joined
+from kit.memory.events import BY_DESIGN, Recording, joined, library_name
 from kit.memory.stacks import Frame
 from kit.memory.store import Records
 
@@ -55,7 +55,9 @@ def find_sites(recording: Recording) -> list[Site]:
     site = joined(rough[at], kept, recording.purpose_numbers(at))
     of_interest = _among(site, site[live[at]])
     at, site, kept = at[of_interest], joined(site[of_interest]), kept[of_interest]
-    visit = _visits(records, paths, np.flatnonzero(made))[at]
+    site_of = np.zeros(len(records), np.int64)
+    site_of[at] = site + 1
+    visit = _visits(records, paths, site_of, live)[at]
     first = np.zeros(len(at), bool)
     first[np.unique(joined(site, visit), return_index=True)[1]] = True
     found = []
@@ -94,29 +96,74 @@ def _kept(records: Records) -> Numbers:
     return kept
 
 
-def _visits(records: Records, paths: Numbers, at: Numbers) -> Numbers:
-    """Number of the visit of each event; only those ``at`` have one.
+def _visits(records: Records, paths: Numbers, sites: Numbers, live: npt.NDArray[np.bool_]) -> Numbers:
+    """Number of the visit in which each event allocated something: those of one site and visit have the same.
 
-    A run is what a thread does without another line in between. One call that makes several things makes each kind of
-    them as often as there are visits, or a multiple of that: the greatest common divisor is the number of visits.
+    A run is what a thread does without another line in between: one visit, or several that bring the same again.
     """
-    run = _runs(records["thread"], paths)[at]
-    made = records[at]
-    alike = joined(run, made["stack"], made["kind"], made["type"], made["copy"], made["usage"])
+    at = np.flatnonzero(records["action"] == store.ALLOC)
+    made, run, site = records[at], _runs(records["thread"], paths)[at], sites[at]
+    alike = joined(run, site, _calls(made["stack"]), made["kind"], made["type"], made["copy"], made["usage"])
     order = np.argsort(alike, kind="stable")
     counts = np.bincount(alike)
     starts = np.cumsum(counts) - counts
     rank = np.empty(len(at), np.int64)
     rank[order] = np.arange(len(at)) - np.repeat(starts, counts)
-    run_of = run[order[starts]]
-    by_run = np.argsort(run_of, kind="stable")
-    _, firsts, of_run = np.unique(run_of[by_run], return_index=True, return_inverse=True)
-    n_visits = np.empty(len(counts), np.int64)
-    n_visits[by_run] = np.gcd.reduceat(counts[by_run], firsts)[of_run.ravel()]
+    stays = np.bincount(alike, weights=live[at]) > 0
+    one = order[starts]
+    n_visits = np.where(
+        _kits(made["copy"][one]), _most(joined(run, site)[one], counts, stays), _common(run[one], counts)
+    )
     n_visits = np.where(counts >= _MANY * n_visits, counts, n_visits)
     visits = np.zeros(len(records), np.int64)
     visits[at] = joined(run, rank * n_visits[alike] // counts[alike])
     return visits
+
+
+def _calls(nodes: npt.NDArray[np.generic]) -> Numbers:
+    """Number of the call that each stack ends in.
+
+    A call may have several nodes: the interpreter rewrites its code for speed as it runs, and goes by another
+    instruction of the same line from then on. Those that are in use at the same time are different calls.
+    """
+    known, first, inverse = np.unique(nodes, return_index=True, return_inverse=True)
+    last = len(nodes) - 1 - np.unique(nodes[::-1], return_index=True)[1]
+    ends: dict[tuple[Frame, ...], dict[int, int]] = {}  # by line: calls, and where each was last seen
+    call_of = np.empty(len(known), np.int64)
+    for i in np.argsort(first):
+        calls = ends.setdefault(stacks.frames(int(known[i])), {})
+        call_of[i] = next((call for call, end in calls.items() if end < first[i]), int(i))
+        calls[int(call_of[i])] = int(last[i])
+    calls_of_events: Numbers = call_of[inverse.ravel()]
+    return calls_of_events
+
+
+def _kits(copies: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_]:
+    return np.isin(copies, [number for number in np.unique(copies) if library_name(int(number)) == "kit"])
+
+
+def _most(groups: Numbers, counts: Numbers, stays: npt.NDArray[np.bool_]) -> Numbers:
+    """Number of visits by ``groups``: kit's calls have a place each, so what stays came once a visit from its place."""
+    order, firsts, back = _by(groups)
+    counts, stays = counts[order], stays[order]
+    staying = np.maximum.reduceat(np.where(stays, counts, 0), firsts)
+    return np.where(staying > 0, staying, np.maximum.reduceat(counts, firsts))[back]
+
+
+def _common(groups: Numbers, counts: Numbers) -> Numbers:
+    """Number of visits by ``groups``: one call into another library may make several things that nothing tells apart.
+
+    Each kind comes as often as there are visits, or a multiple of that: it is their greatest common divisor.
+    """
+    order, firsts, back = _by(groups)
+    return np.gcd.reduceat(counts[order], firsts)[back]
+
+
+def _by(groups: Numbers) -> tuple[Numbers, Numbers, Numbers]:
+    """Order that brings members of a group together, where each group begins in it, and the group of each member."""
+    order = np.argsort(groups, kind="stable")
+    firsts = np.unique(groups[order], return_index=True)[1]
+    return order, firsts, np.unique(groups, return_inverse=True)[1].ravel()
 
 
 def _runs(threads: npt.NDArray[np.generic], paths: Numbers) -> Numbers:

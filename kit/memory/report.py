@@ -169,15 +169,21 @@ class MemoryReport:
 
     @property
     def timeline(self) -> list[tuple[int, int]]:
-        """Time in ns since the start, and bytes live; of many points only the highest of each stretch is kept."""
+        """Time in ns since the start, and bytes live from then on; the last is the end of tracking.
+
+        Of many points only the highest of each stretch is kept.
+        """
         totals = self.totals
+        if not len(totals):
+            return []
         times = self.recording.records["time_ns"] - self.recording.start_ns
-        if len(totals) <= _TIMELINE_POINTS:
+        if len(totals) < _TIMELINE_POINTS:
             kept = np.arange(len(totals))
         else:
-            edges = np.linspace(0, len(totals), _TIMELINE_POINTS + 1).astype(np.int64)
+            edges = np.linspace(0, len(totals), _TIMELINE_POINTS).astype(np.int64)
             kept = np.array([a + int(totals[a:b].argmax()) for a, b in itertools.pairwise(edges)])
-        return [(int(times[i]), int(totals[i])) for i in kept]
+        end = (self.recording.end_ns - self.recording.start_ns, int(totals[-1]))
+        return [*((int(times[i]), int(totals[i])) for i in kept), end]
 
     @property
     def unaccounted(self) -> Unaccounted:

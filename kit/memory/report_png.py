@@ -17,9 +17,9 @@ def report_png(report: MemoryReport) -> bytes:
 
     figure = Figure(figsize=(9, 3), layout="constrained")
     line, bars = figure.subplots(1, 2, width_ratios=(2, 1))
-    points = report.timeline or [(0, 0)]
+    points = [(0, 0), *report.timeline]
     line.fill_between([t / 1e9 for t, _ in points], [b / _MIB for _, b in points], step="post", alpha=0.4)
-    line.set(xlabel="seconds", ylabel="MiB live", ylim=(0, None))
+    line.set(xlabel="seconds", ylabel="MiB live", xlim=(0, max(points[-1][0], 1) / 1e9), ylim=(0, None))
     totals: dict[str, float] = {}
     for row in report.at_peak:
         totals[row.purpose] = totals.get(row.purpose, 0) + row.nbytes / _MIB

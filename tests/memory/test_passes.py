@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 
@@ -109,8 +111,25 @@ def test_the_timeline_is_the_running_total_in_order(backend: kit.Backend) -> Non
     times = [time_ns for time_ns, _ in report.timeline]
     assert times == sorted(times) and times[0] >= 0
     changes = [event.size if event.action == "alloc" else -event.size for event in report.events]
-    assert [nbytes for _, nbytes in report.timeline] == np.cumsum(changes).tolist()
-    assert report.timeline[-1][1] == 0
+    *points, end = report.timeline
+    assert [nbytes for _, nbytes in points] == np.cumsum(changes).tolist()
+    assert end[1] == 0
+
+
+def test_age_and_timeline_go_on_to_the_end_of_tracking(backend: kit.Backend) -> None:
+    with kit.Tracker() as mem:
+        held = allocated(backend, "kept")
+        last_event_ns = time.monotonic_ns()
+        end_ns = time.monotonic_ns()
+    report = mem.report()
+    (leak,) = report.leaks
+    held.close()
+    made_ns = report.recording.records["time_ns"][report.recording.live_at(len(report.events) - 1)][0]
+    assert leak.age_ns >= end_ns - made_ns
+    assert report.timeline[-1][0] >= last_event_ns - report.recording.start_ns
+    assert report.timeline[-1][1] == report.timeline[-2][1] == leak.nbytes
+    again = mem.report()
+    assert again.timeline == report.timeline and again.leaks[0].age_ns == leak.age_ns
 
 
 def test_a_long_timeline_keeps_its_peak(backend: kit.Backend) -> None:

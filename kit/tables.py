@@ -10,6 +10,13 @@ _CELL = "padding:2px 10px;white-space:nowrap;vertical-align:top;text-align:"
 _LEFT: tuple[int, ...] = (0,)
 
 
+def printable(text: str) -> str:
+    """Return ``text`` with escapes for what a terminal would obey or not show: control characters, line ends."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
 class Html(str):
     """A cell that is HTML already."""
 
@@ -18,7 +25,7 @@ class Html(str):
 
 def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[int] = _LEFT) -> str:
     """Return aligned columns: those in ``left`` to the left, others to the right; an empty head has no line."""
-    table = [head, *rows] if head else list(rows)
+    table = [[printable(cell) for cell in row] for row in ([head, *rows] if head else rows)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     lines = []
     for row in table:
@@ -36,7 +43,7 @@ def html_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: Collect
 def _html_cells(tag: str, row: Sequence[str], left: Collection[int]) -> str:
     return "".join(
         f'<{tag} style="{_CELL}{"left" if i in left else "right"}">'
-        f"{cell if isinstance(cell, Html) else html.escape(cell)}</{tag}>"
+        f"{cell if isinstance(cell, Html) else html.escape(printable(cell))}</{tag}>"
         for i, cell in enumerate(row)
     )
 

@@ -6,11 +6,11 @@ from __future__ import annotations
 def bytes_text(nbytes: int) -> str:
     """Return ``nbytes`` with a binary unit: ``93.8 MiB``."""
     size = float(nbytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB", "PiB"):
         if abs(size) < 1024:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
-    return f"{size:.1f} TiB"
+    return f"{size:.1f} EiB"
 
 
 def time_text(time_ns: int) -> str:
@@ -29,6 +29,11 @@ def count_text(count: int) -> str:
             return f"{size:.0f}" if not suffix else f"{size:.1f}{suffix}"
         size /= 1000
     return f"{size:.1f}B"
+
+
+def counted(count: int, one: str, many: str = "") -> str:
+    """Return a count with its noun: ``1 place``, ``2,000 passes``; ``many`` is ``one`` with an s if it is not given."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 def shape_text(shape: tuple[int, ...]) -> str:

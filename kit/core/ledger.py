@@ -33,7 +33,8 @@ class Resource:
 
     def __str__(self) -> str:
         where = f" in {self.buffer_type}" if self.buffer_type else ""
-        return f"{self.kind} {self.name!r} of {self.owner}: {bytes_text(self.nbytes)}, {self.purpose}{where}"
+        owner = self.owner if self.owner.isprintable() else repr(self.owner)
+        return f"{self.kind} {self.name!r} of {owner}: {bytes_text(self.nbytes)}, {self.purpose}{where}"
 
 
 _live: dict[int, Resource] = {}

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
+import math
 from typing import TYPE_CHECKING, Any
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, MultipleLocator
 
 from kit.memory.cost_records import label_of
 from kit.units import bytes_text, time_text
@@ -41,7 +42,7 @@ def draw_lab(lab: InputLab, form: str) -> bytes:
     """Return bars of the time a token's inputs take, and of the memory that grows."""
     figure = Figure(figsize=(10, 4), layout="constrained")
     times, growth = figure.subplots(1, 2)
-    labels = [leg.label for leg in lab]
+    labels = [leg.shown for leg in lab]
     colors = ["#c0392b" if leg.leak else "#2e86c1" for leg in lab]
     medians = [leg.token_ns for leg in lab]
     spread = [
@@ -53,12 +54,22 @@ def draw_lab(lab: InputLab, form: str) -> bytes:
     times.set_title("a token's inputs: allocate, fill, let go")
     growth.barh(labels, [max(0, leg.growth_nbytes) for leg in lab], color=colors)
     growth.xaxis.set_major_formatter(FuncFormatter(lambda value, _: bytes_text(int(value))))
+    growth.xaxis.set_major_locator(MultipleLocator(_binary_step(max(leg.growth_nbytes for leg in lab))))
     growth.set_yticklabels([])
     growth.set_title(f"resident growth over {lab[0].n_tokens} tokens")
     for axis in (times, growth):
         axis.invert_yaxis()
         axis.tick_params(labelsize=8)
     return _saved(figure, form)
+
+
+def _binary_step(most: int) -> float:
+    """Distance of ticks up to ``most`` bytes: 1, 2 or 5 times a power of ten, of a binary unit."""
+    unit = float(1024 ** int(math.log(max(most, 1), 1024)))
+    raw = max(most, 1) / unit / 4
+    power = 10.0 ** math.floor(math.log10(raw))
+    step: float = next(n for n in (1, 2, 5, 10) if n * power >= raw) * power
+    return unit * step
 
 
 def _draw_copies(axis: Any, costs: Costs) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kit.memory.leaks import NOWHERE
+from kit.tables import printable
 from kit.units import bytes_text
 
 if TYPE_CHECKING:
@@ -23,7 +25,8 @@ class Change:
 
     def __str__(self) -> str:
         sign = "+" if self.nbytes >= 0 else "-"
-        return f"{sign}{bytes_text(abs(self.nbytes))} ({self.count:+d}) {self.what} at {self.where or 'outside Python'}"
+        where = self.where or NOWHERE
+        return printable(f"{sign}{bytes_text(abs(self.nbytes))} ({self.count:+d}) {self.what} at {where}")
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from kit.core import ledger
 from kit.core.scope import scope_path
 from kit.memory import stacks, store
 from kit.memory.store import Records
+from kit.tables import printable
 from kit.units import bytes_text
 
 PURPOSES = ("weights", "kv cache", "compute", "inputs", "staging", "metadata")
@@ -57,7 +58,7 @@ class Event:
 
     def __str__(self) -> str:
         what = f"{self.action} {self.kind} {self.name!r}" if self.name else f"{self.action} {self.kind}"
-        return (
+        return printable(
             f"{what} {bytes_text(self.size)} {self.buffer_type}, {self.purpose} of {self.owner} at {self.where or '?'}"
         )
 

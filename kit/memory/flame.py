@@ -10,6 +10,7 @@ import numpy as np
 
 from kit.memory import stacks, store
 from kit.memory.events import joined
+from kit.tables import printable
 from kit.units import bytes_text
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def flame_tree(report: MemoryReport) -> Node:
 
 
 def _add(root: Node, stack: int, kind: str, buffer_type: str, nbytes: int) -> None:
-    lines = [str(frame) for frame in reversed(stacks.user_frames(stack))] or ["outside Python"]
+    lines = [str(frame) for frame in reversed(stacks.user_frames(stack))] or ["an unknown place"]
     node = root
     node.nbytes += nbytes
     for name in (*lines, _CALLS.get(kind, kind), buffer_type or "host"):
@@ -73,7 +74,7 @@ def flame_html(root: Node) -> str:
 
 
 def _box(node: Node, total: int, width: float, depth: int) -> str:
-    label = html.escape(node.name, quote=True)
+    label = html.escape(printable(node.name), quote=True)
     title = f"{label}: {bytes_text(node.nbytes)}, {node.nbytes / total:.1%}"
     shown = [c for c in node.children.values() if c.nbytes >= _MIN_SHARE * total] if depth < _MAX_DEPTH else []
     inner = "".join(_box(c, total, 100.0 * c.nbytes / node.nbytes, depth + 1) for c in shown)

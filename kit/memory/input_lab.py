@@ -70,6 +70,11 @@ class InputLeg:
         """``leak, host buffer``."""
         return f"{'leak' if self.leak else 'free'}, {self.memory}"
 
+    @property
+    def shown(self) -> str:
+        """`label`; where something stands in for the memory asked for, that in its place."""
+        return f"{'leak' if self.leak else 'free'}, {self.got}\n(for a {self.memory})" if self.note else self.label
+
 
 class InputLab(Shown, tuple[InputLeg, ...]):
     """The four legs: {free, leak} x {ordinary memory, host buffer}."""

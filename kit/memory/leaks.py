@@ -20,8 +20,10 @@ from kit.memory import store
 from kit.memory.events import Recording, library_name
 from kit.memory.sites import Numbers, Site, find_sites
 from kit.memory.store import Records
-from kit.units import bytes_text
+from kit.tables import printable
+from kit.units import bytes_text, counted
 
+NOWHERE = "an unknown place (outside Python, or stacks were off)"
 FEW = 4  # fewer visits of a call site say nothing about growth
 _FITS = 0.9
 _N_NAMES = 3
@@ -62,17 +64,16 @@ class Leak:
         return self.verdict in ("growth", "live")
 
     def __str__(self) -> str:
-        plural = self.kind if self.count == 1 else f"{self.kind}s"
         names = f" of {', '.join(map(repr, self.names))}" if self.names else ""
         held = f"; held by {', '.join(self.held_by)}" if self.held_by else ""
-        return (
-            f"{self.count} {plural}{names}, {bytes_text(self.nbytes)}, {self.purpose} of {self.owner} "
-            f"[{self.library}]: {self.verdict}{self._rate()}, made at {self.place or 'a place outside Python'}{held}"
+        return printable(
+            f"{counted(self.count, self.kind)}{names}, {bytes_text(self.nbytes)}, {self.purpose} of {self.owner} "
+            f"[{self.library}]: {self.verdict}{self._rate()}, made at {self.place or NOWHERE}{held}"
         )
 
     @property
     def place(self) -> str:
-        """``where``, and where that was called from; empty for a place outside Python."""
+        """``where``, and where that was called from; empty for an unknown place."""
         return f"{self.where}, called from {self.called_from}" if self.called_from else self.where
 
     def _rate(self) -> str:

@@ -18,7 +18,8 @@ from kit.memory.holders import with_holders
 from kit.memory.leaks import Leak, find_leaks
 from kit.memory.osmemory import ProcessMemory
 from kit.memory.sites import Numbers
-from kit.units import bytes_text
+from kit.tables import printable
+from kit.units import bytes_text, counted
 
 _TIMELINE_POINTS = 1000
 _Key = tuple[str, str, str, str, str, str]
@@ -216,14 +217,16 @@ class MemoryReport:
         bad = [leak for leak in self.leaks if leak.is_leak]
         if bad:
             raise AssertionError(
-                "\n".join([f"{sum(leak.count for leak in bad)} ggml allocations leaked:", *map(str, bad)])
+                "\n".join([f"{counted(sum(leak.count for leak in bad), 'ggml allocation')} leaked:", *map(str, bad)])
             )
 
     def assert_peak(self, limit: int | str) -> None:
         """Raise AssertionError, with what was live then, if more than ``limit`` (bytes, or "64 MB") ever was."""
         most = parse_bytes(limit)
         if self.peak > most:
-            rows = "\n".join(f"  {bytes_text(row.nbytes)} {row.purpose} of {row.owner}" for row in self.at_peak[:8])
+            rows = "\n".join(
+                f"  {bytes_text(row.nbytes)} {row.purpose} of {printable(row.owner)}" for row in self.at_peak[:8]
+            )
             raise AssertionError(
                 f"{bytes_text(self.peak)} of ggml memory were live at once, the limit is {limit}:\n{rows}"
             )

@@ -6,8 +6,9 @@ import html
 from typing import TYPE_CHECKING
 
 from kit.memory.flame import flame_html, flame_tree
-from kit.tables import Html, html_table, png_tag
-from kit.units import bytes_text, time_text
+from kit.memory.leaks import NOWHERE
+from kit.tables import Html, html_table, png_tag, printable
+from kit.units import bytes_text, counted, time_text
 
 if TYPE_CHECKING:
     from kit.memory.leaks import Leak
@@ -22,7 +23,7 @@ def report_html(report: MemoryReport, *, page: bool = True) -> str:
     """Return the report as HTML; ``page`` makes it a whole document, else a part for a notebook."""
     parts = [
         f"<p><b>peak {bytes_text(report.peak)}</b>, live at the end {bytes_text(report.live_nbytes)}, "
-        f"{len(report.recording):,} events</p>",
+        f"{counted(len(report.recording), 'event')}</p>",
         timeline_svg(report) if page else png_tag(report.png(), "bytes live over time, and at peak by purpose"),
         _leaks(report.leaks),
         _rows("Live at peak", report.at_peak),
@@ -72,23 +73,29 @@ def _leaks(leaks: list[Leak]) -> str:
             Html(f'<b style="color:{_COLORS.get(leak.verdict, "inherit")}">{html.escape(leak.verdict)}</b>'),
             bytes_text(leak.nbytes),
             str(leak.count),
-            ", ".join((leak.kind, *leak.names)),
-            f"{leak.purpose} of {leak.owner}",
-            leak.where or "outside Python",
+            _wrapped(", ".join((leak.kind, *leak.names))),
+            _wrapped(f"{leak.purpose} of {leak.owner}"),
+            _wrapped(leak.place or NOWHERE),
             ""
             if leak.slope_per_pass is None
             else f"{bytes_text(round(leak.slope_per_pass))} (R² {leak.r_squared:.2f})",
-            "; ".join(leak.held_by),
-            leak.library,
+            _wrapped("; ".join(leak.held_by)),
+            _wrapped(leak.library),
         )
         for leak in leaks[:_N_ROWS]
     ]
     head = ("verdict", "bytes", "count", "what", "for", "made at", "a pass", "held by", "library")
     return (
-        f"<h3>Not freed: {sum(leak.count for leak in leaks):,} allocations</h3>"
+        f"<h3>Not freed: {counted(sum(leak.count for leak in leaks), 'allocation')}</h3>"
         + html_table(head, rows, _texts(1, 2, 6))
         + _more(len(leaks))
     )
+
+
+def _wrapped(text: str) -> Html:
+    """A cell that breaks its lines wherever the page is too narrow for them."""
+    style = "white-space:normal;overflow-wrap:anywhere;min-width:5em"
+    return Html(f'<div style="{style}">{html.escape(printable(text))}</div>')
 
 
 def _rows(title: str, rows: list[Row]) -> str:

@@ -6,6 +6,8 @@ import io
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from kit.memory.report import MemoryReport
 
 _MIB = 1 << 20
@@ -13,6 +15,13 @@ _MIB = 1 << 20
 
 def report_png(report: MemoryReport) -> bytes:
     """Return a PNG: bytes live over time on the left, bytes at peak by purpose on the right."""
+    out = io.BytesIO()
+    report_figure(report).savefig(out, format="png", dpi=110)
+    return out.getvalue()
+
+
+def report_figure(report: MemoryReport) -> Figure:
+    """Draw the picture; its axis of time goes from the beginning of tracking to the end."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 3), layout="constrained")
@@ -26,6 +35,4 @@ def report_png(report: MemoryReport) -> bytes:
     bars.barh(list(totals), list(totals.values()))
     bars.set(xlabel="MiB at peak")
     bars.invert_yaxis()
-    out = io.BytesIO()
-    figure.savefig(out, format="png", dpi=110)
-    return out.getvalue()
+    return figure

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kit.tables import text_table
-from kit.units import bytes_text, time_text
+from kit.tables import printable, text_table
+from kit.units import bytes_text, counted, time_text
 
 if TYPE_CHECKING:
     from kit.memory.report import MemoryReport, Row
@@ -17,14 +17,14 @@ def report_text(report: MemoryReport) -> str:
     """Return the report as a page of text."""
     lines = [
         f"peak {bytes_text(report.peak)}, live at the end {bytes_text(report.live_nbytes)}, "
-        f"{len(report.recording)} events",
+        f"{counted(len(report.recording), 'event')}",
         *_table("live at peak", report.at_peak),
         *_table("live at the end", report.live),
         *_by_device(report),
         *_leaks(report),
         *_rest(report),
     ]
-    return "\n".join(lines)
+    return "\n".join(map(printable, lines))
 
 
 def _table(title: str, rows: list[Row]) -> list[str]:
@@ -56,11 +56,11 @@ def _leaks(report: MemoryReport) -> list[str]:
     for leak in report.leaks[:_N_ROWS]:
         lines.append(f"  {leak}")
         lines.append(
-            f"    first {time_text(leak.age_ns)} before the end, {leak.n_passes} passes"
+            f"    first {time_text(leak.age_ns)} before the end, {counted(leak.n_passes, 'pass', 'passes')}"
             + (f", in {leak.scope}" if leak.scope else "")
         )
     if len(report.leaks) > _N_ROWS:
-        lines.append(f"  ... {len(report.leaks) - _N_ROWS} more places")
+        lines.append(f"  ... {counted(len(report.leaks) - _N_ROWS, 'more place')}")
     return lines
 
 
@@ -79,7 +79,7 @@ def _rest(report: MemoryReport) -> list[str]:
     if report.by_design:
         lines.append("by design: " + "; ".join(f"{leak.owner} {bytes_text(leak.nbytes)}" for leak in report.by_design))
     if report.n_frees_of_older:
-        lines.append(f"{report.n_frees_of_older} frees of things allocated before tracking began")
+        lines.append(f"{counted(report.n_frees_of_older, 'free')} of things allocated before tracking began")
     return lines
 
 

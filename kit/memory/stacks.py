@@ -59,15 +59,24 @@ def frames(number: int) -> tuple[Frame, ...]:
 
 @functools.lru_cache(maxsize=1 << 16)
 def user_frames(number: int) -> tuple[Frame, ...]:
-    """Return the stack without kit's own lines; the whole stack if nothing else is in it."""
+    """Return the stack without kit's own lines, and without what runs a notebook's cell.
+
+    If nothing else is in it, the whole stack.
+    """
     stack = frames(number)
-    return tuple(frame for frame in stack if not frame.is_kits) or stack
+    cells = [i for i, frame in enumerate(stack) if _is_cell(frame)]
+    inside = stack[: cells[-1] + 1] if cells else stack
+    return tuple(frame for frame in inside if not frame.is_kits) or stack
 
 
 def where(number: int) -> str:
     """Return the innermost line outside kit as text; empty for an event outside Python."""
     stack = user_frames(number)
     return str(stack[0]) if stack else ""
+
+
+def _is_cell(frame: Frame) -> bool:
+    return frame.file.startswith("In [")
 
 
 def _shown(path: str) -> str:

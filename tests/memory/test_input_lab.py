@@ -11,6 +11,7 @@ import pytest
 
 import kit
 from kit.memory import InputLab, input_lab
+from kit.memory.cost_chart import _binary_step
 
 N_CTX, N_TOKENS = 4120, 200  # a mask of 16,480 bytes, as in Ollama's report
 PAGE = 4096
@@ -102,3 +103,17 @@ def test_a_session_lends_its_backend_and_is_not_changed() -> None:
         lab = input_lab(session, 20)
         assert lab[0].nbytes_per_token == 3 * 64 + 256 * 4
         assert session.tokens == tuple(seen) and session.run(" there").logits.shape[0] >= 1
+
+
+def test_the_picture_names_what_stands_in_for_a_host_buffer(lab: InputLab) -> None:
+    picture = lab.svg()
+    for leg in lab:
+        assert leg.shown.splitlines()[0] in picture  # matplotlib writes each label down as a comment
+        assert (leg.got in leg.shown) == bool(leg.note)
+
+
+@pytest.mark.parametrize(
+    ("most", "step"), [(0, 0.5), (4096, 1024), (800_000, 200 * 1024), (3 << 20, 1 << 20), (9 << 30, 5 << 30)]
+)
+def test_ticks_of_bytes_are_round_in_their_unit(most: int, step: float) -> None:
+    assert _binary_step(most) == step

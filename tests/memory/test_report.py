@@ -12,6 +12,7 @@ import kit
 import kit.memory
 from kit.core.buffer import BufferSet
 from kit.memory.report import parse_bytes
+from kit.memory.report_png import report_figure
 
 NASTY = '<script>alert("x")</script>&'
 
@@ -127,3 +128,55 @@ def test_bytes_that_are_none(text: str) -> None:
 def test_a_tracker_that_saw_nothing_says_so() -> None:
     with pytest.raises(kit.NotComputedError, match=r"with kit\.Tracker"):
         kit.Tracker().report()
+
+
+def test_names_cannot_steer_a_terminal_or_fake_a_line(backend: kit.Backend) -> None:
+    name = "x\x1b[2J\x9b31m\u202e\nleaks: none"
+    with kit.Tracker() as mem, kit.memory.region(name):
+        ctx = kit.Context(backend, name=name)
+        ctx.tensor((8,), "f32", name="t").set(np.zeros(8, np.float32))
+        shown = kit.memory.live().text()
+        printed = str(kit.memory.live()[0])
+    found = mem.report()
+    with pytest.raises(AssertionError) as no_leaks:
+        found.assert_no_leaks()
+    with pytest.raises(AssertionError) as peak:
+        found.assert_peak(1)
+    with kit.Tracker() as nothing:
+        pass
+    change = kit.memory.diff(nothing.report(), found).text()
+    events = "\n".join(map(str, found.events))
+    ctx.close()
+    for text in (found.text(), shown, printed, str(no_leaks.value), str(peak.value), change, events, found.html()):
+        assert all(character.isprintable() or character == "\n" for character in text), repr(text)
+        assert not any(line.startswith("leaks: none") for line in text.splitlines())
+        assert r"x\x1b[2J\x9b31m\u202e\nleaks: none" in text
+
+
+def test_counts_of_one_are_no_plurals(backend: kit.Backend) -> None:
+    outside = kit.Context(backend)
+    with kit.Tracker() as mem:
+        outside.close()
+        ctx = kit.Context(backend)
+    text = mem.report().text() + mem.report().html()
+    ctx.close()
+    for noun in ("pass", "event", "context", "free", "allocation"):
+        assert f" 1 {noun}es" not in text and f" 1 {noun}s" not in text
+    assert ", 1 pass" in text and "1 free of things" in text
+
+
+def test_where_nothing_is_known_of_the_line_both_reasons_are_said(backend: kit.Backend) -> None:
+    with kit.Tracker(stacks=False) as mem:
+        ctx = kit.Context(backend)
+    report = mem.report()
+    ctx.close()
+    assert "stacks were off" in report.text() and "stacks were off" in report.html()
+
+
+def test_the_picture_of_the_timeline_begins_with_tracking(backend: kit.Backend) -> None:
+    with kit.Tracker() as mem, kit.Context(backend):
+        pass
+    report = mem.report()
+    line = report_figure(report).axes[0]
+    assert line.get_xlim() == (0, report.timeline[-1][0] / 1e9)
+    assert report.timeline[0][0] > 0

@@ -33,8 +33,8 @@ _N_NAMES = 3
 class Leak:
     """Allocations of one call site that were not freed.
 
-    ``where`` is its innermost line outside kit, ``called_from`` the line that called that function, and ``lines``
-    their numbers up to the outermost. ``slope_per_pass`` is bytes a visit of the call site leaves behind, None where
+    ``where`` is its innermost line outside kit, ``called_from`` the line of the program's own, no library's,
+    that led there, and ``lines`` their numbers up to the outermost. ``slope_per_pass`` is bytes a visit of the call site leaves behind, None where
     there were fewer than 4 visits; ``verdict`` is growth, cache, static, live, or "by design". ``held_by`` names
     Python objects that keep it alive.
     """
@@ -122,7 +122,7 @@ def _leak(recording: Recording, site: Site, by_design: Sequence[str], kv_bytes_p
         scope=recording.event(int(site.live[0])).scope,
         age_ns=recording.end_ns - int(first["time_ns"]),
         n_passes=passes,
-        called_from=str(site.path[1]) if len(site.path) > 1 else "",
+        called_from=next((str(frame) for frame in site.path[1:] if not frame.is_librarys), ""),
     )
 
 

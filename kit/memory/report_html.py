@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from kit.memory.report import MemoryReport, Row
 
 _N_ROWS = 200
-_WIDTH, _HEIGHT = 860, 150
+_WIDTH, _HEIGHT, _PAGE = 860, 150, 980
 _COLORS = {"growth": "#c0392b", "live": "#b9770e", "cache": "#2471a3", "static": "#616a6b", "by design": "#1e8449"}
 
 
@@ -34,7 +34,7 @@ def report_html(report: MemoryReport, *, page: bool = True) -> str:
         + "</details>",
         _system(report),
     ]
-    body = f'<div style="font:13px/1.5 system-ui,sans-serif;max-width:{_WIDTH}px">' + "\n".join(parts) + "</div>"
+    body = f'<div style="font:13px/1.5 system-ui,sans-serif;max-width:{_PAGE}px">' + "\n".join(parts) + "</div>"
     if not page:
         return body
     return (
@@ -75,11 +75,11 @@ def _leaks(leaks: list[Leak]) -> str:
             str(leak.count),
             _wrapped(", ".join((leak.kind, *leak.names))),
             _wrapped(f"{leak.purpose} of {leak.owner}"),
-            _wrapped(leak.place or NOWHERE),
+            _wrapped(leak.place or NOWHERE, 11),
             ""
             if leak.slope_per_pass is None
             else f"{bytes_text(round(leak.slope_per_pass))} (R² {leak.r_squared:.2f})",
-            _wrapped("; ".join(leak.held_by)),
+            _wrapped("; ".join(leak.held_by), 11 if leak.held_by else 0),
             _wrapped(leak.library),
         )
         for leak in leaks[:_N_ROWS]
@@ -92,9 +92,9 @@ def _leaks(leaks: list[Leak]) -> str:
     )
 
 
-def _wrapped(text: str) -> Html:
-    """A cell that breaks its lines wherever the page is too narrow for them."""
-    style = "white-space:normal;overflow-wrap:anywhere;min-width:5em"
+def _wrapped(text: str, width: int = 5) -> Html:
+    """A cell that breaks its lines wherever the page is too narrow for them, and has ``width`` em at least."""
+    style = f"white-space:normal;overflow-wrap:anywhere;min-width:{width}em"
     return Html(f'<div style="{style}">{html.escape(printable(text))}</div>')
 
 

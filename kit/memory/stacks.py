@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from kit.core.native import ffi, lib
 
 _KIT = str(pathlib.Path(__file__).resolve().parent.parent) + os.sep
+_LIBRARY = os.path.dirname(os.path.realpath(os.__file__)) + os.sep
 _PLUMBING = ("/contextlib.py", "/weakref.py", "/functools.py", "/runpy.py")
 _CELL = re.compile(r"<ipython-input-(\d+)-")
 
@@ -30,6 +31,11 @@ class Frame:
     def is_kits(self) -> bool:
         """Whether the line is kit's own, or the interpreter's plumbing."""
         return self.path.startswith((_KIT, "<frozen ")) or self.path.endswith(_PLUMBING)
+
+    @property
+    def is_librarys(self) -> bool:
+        """Whether the line is of Python's own library or of an installed package."""
+        return self.path.startswith((_LIBRARY, "<frozen ")) or "/site-packages/" in self.path
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line} in {self.function}"

@@ -45,6 +45,7 @@ make()''')
 run("mem.stop()\\n(leak,) = mem.report().leaks")
 run("assert 'Out[2]' in leak.held_by and '__main__._' in leak.held_by, leak.held_by")
 run("assert leak.where == 'In [2]:3 in make', leak.where")
+run("assert leak.lines == (3, 5), leak.lines")  # not those of what runs the cell
 run("del _, _2; Out.pop(2).close()")
 run("assert not [b for b in kit.memory.live() if b.kind == 'buffer']")
 """

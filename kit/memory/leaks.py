@@ -33,10 +33,10 @@ _N_NAMES = 3
 class Leak:
     """Allocations of one call site that were not freed.
 
-    ``where`` is its innermost line outside kit, ``called_from`` the line of the program's own, no library's,
-    that led there, and ``lines`` their numbers up to the outermost. ``slope_per_pass`` is bytes a visit of the call site leaves behind, None where
-    there were fewer than 4 visits; ``verdict`` is growth, cache, static, live, or "by design". ``held_by`` names
-    Python objects that keep it alive.
+    ``where`` is its innermost line outside kit, ``called_from`` the line of the program's own, no library's, that led
+    there, and ``lines`` their numbers up to the outermost. ``slope_per_pass`` is bytes a visit of the call site leaves
+    behind, None where there were fewer than 4 visits; ``verdict`` is growth, cache, static, live, or "by design".
+    ``held_by`` names Python objects that keep it alive.
     """
 
     count: int

@@ -28,7 +28,7 @@ def generate(
     marks = [stop] if isinstance(stop, str) else list(stop)
     if not all(marks):
         raise ArgumentError("a stop string is empty; give text, or leave it out")
-    session.cache.room_for(len(ids))
+    session.cache.cells.room_for(len(ids))
     return _tokens(session, ids, max_tokens, sampler, marks)
 
 

@@ -18,15 +18,13 @@ class PassInputs:
     """What a pass reads beside weights and cache.
 
     ``tokens`` (n,) i32, ``positions`` (n,) i32, ``mask`` (n, n_kv), ``cells`` (n,) i64,
-    ``value_cells`` (n * n_embd_kv,) i64 for a permuted cache, ``out_rows`` (n_out,) i32 where not every token's
-    logits are wanted.
+    ``out_rows`` (n_out,) i32 where not every token's logits are wanted.
     """
 
     tokens: Tensor
     positions: Tensor
     mask: Tensor
     cells: Tensor
-    value_cells: Tensor | None
     out_rows: Tensor | None
 
 
@@ -41,7 +39,6 @@ class LlamaPass:
         inputs: PassInputs,
         kind: Kind,
         n_kv: int,
-        n_seen: int | None = None,
     ) -> None:
         self.config = config
         self.weights = weights
@@ -49,7 +46,6 @@ class LlamaPass:
         self.inputs = inputs
         self.kind: Kind = kind
         self.n_kv = n_kv
-        self.n_seen = n_seen
         self.n_tokens = inputs.tokens.shape[0]
         self.stages: list[Stage] = []
 
@@ -98,10 +94,10 @@ class LlamaPass:
         v = self.project(at + "attn_v", h)
         self.mark(at + "attn.v", v, (self.n_tokens, config.n_head_kv, config.head_dim))
         flat_k = k.reshape((self.n_tokens, config.n_embd_kv))
-        keys, values = self.cache.write(layer, flat_k, v, self.inputs.cells, self.inputs.value_cells)
+        keys, values = self.cache.write(layer, flat_k, v, self.inputs.cells)
         attended = attend(self.kind, q, keys, values, self.inputs.mask, self.n_kv, config.n_head_kv)
         if attended.scores is not None:
-            self.mark(at + "attn.scores", attended.scores, n_seen=self.n_seen)  # (heads, tokens, cells seen)
+            self.mark(at + "attn.scores", attended.scores, per_cell=True)  # (heads, tokens, cells)
         self.mark(at + "attn.heads", attended.heads)  # (tokens, heads, head_dim)
         joined = attended.heads.reshape((self.n_tokens, config.n_head * config.head_dim))
         return self.project(at + "attn_output", joined)
@@ -143,7 +139,7 @@ class LlamaPass:
             freq_scale=config.rope_scale,
         )
 
-    def mark(self, name: str, tensor: Tensor, shape: tuple[int, ...] | None = None, n_seen: int | None = None) -> None:
-        """Make ``tensor`` the stage ``name``."""
+    def mark(self, name: str, tensor: Tensor, shape: tuple[int, ...] | None = None, *, per_cell: bool = False) -> None:
+        """Make ``tensor`` the stage ``name``; ``per_cell`` where its last axis counts cells of the cache."""
         tensor.name = name
-        self.stages.append(Stage(name, tensor, shape or tensor.shape, n_seen))
+        self.stages.append(Stage(name, tensor, shape or tensor.shape, per_cell))

@@ -17,9 +17,11 @@ from kit.core.gguf import GGUFFile
 from kit.core.interrupts import uninterrupted
 from kit.core.scope import scope
 from kit.errors import ArgumentError, ClosedError, GGUFError, UnsupportedModel
+from kit.models.cache import CacheTypes
 from kit.models.config import LlamaConfig
 from kit.models.layout import check_tensors
 from kit.models.lens import Lens, top_entries
+from kit.models.options import OnFull, SessionOptions
 from kit.models.run import LensEntry
 from kit.models.session import Session
 from kit.models.store import find_model
@@ -63,24 +65,42 @@ class Model:
         """The tokenizer the file describes, built when first needed."""
         return Tokenizer.from_gguf(self._file)
 
-    def session(self, n_ctx: int | None = None, *, n_batch: int = 512, flash_attn: bool | None = None) -> Session:
+    def session(
+        self,
+        n_ctx: int | None = None,
+        *,
+        n_batch: int = 512,
+        n_ubatch: int | None = None,
+        flash_attn: bool | None = None,
+        cache_type: str = "f16",
+        cache_type_k: str | None = None,
+        cache_type_v: str | None = None,
+        on_full: OnFull = "raise",
+        n_keep: int = 1,
+    ) -> Session:
         """Open a session with room for ``n_ctx`` tokens (default: 2048, or what the model was trained for).
 
         Args:
             n_ctx: tokens the cache holds.
-            n_batch: tokens of the largest pass.
+            n_batch: tokens of the largest pass; longer runs go in pieces.
+            n_ubatch: the same by llama.cpp's name for it, where it should be smaller than ``n_batch``.
             flash_attn: True for ggml's fused attention, which has no scores to look at.
+            cache_type: f16, bf16, f32, q8_0 or q4_0.
+            cache_type_k: another type for the keys.
+            cache_type_v: another type for the values; quantized ones are read by flash attention only.
+            on_full: what a full cache does: ``"raise"`` CacheFull, or ``"shift"``, see `Session.shift`.
+            n_keep: tokens at the start that an automatic shift keeps.
 
         Raises:
             OutOfMemory: cache or compute buffer do not fit; nothing is left behind.
+            DTypeError: a cache type that does not fit the heads. ArgumentError: a size or choice that is none.
         """
         self._require_open()
         size = n_ctx if n_ctx is not None else min(DEFAULT_CTX, self.config.n_ctx_train)
-        if not _is_count(size) or not _is_count(n_batch):
-            raise ArgumentError(f"n_ctx is {size!r} and n_batch {n_batch!r}; both must be whole numbers from 1")
-        size, n_batch = int(size), int(n_batch)
+        types = CacheTypes(cache_type_k or cache_type, cache_type_v or cache_type)
+        options = SessionOptions(size, n_batch, n_ubatch, flash_attn, types, on_full, n_keep)
         with scope("session open"):
-            session = Session(self, size, n_batch, flash_attn)
+            session = Session(self, options)
         self._sessions.add(session)
         return session
 
@@ -150,10 +170,6 @@ class Model:
             f"Model({c.name!r}: {c.architecture}, {c.n_layer} blocks, n_embd {c.n_embd}, "
             f"{c.n_head}/{c.n_head_kv} heads, vocabulary {c.n_vocab}, weights {bytes_text(self.weights.nbytes)})"
         )
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and bool(value >= 1)
 
 
 def load(

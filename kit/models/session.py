@@ -16,18 +16,17 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 import numpy.typing as npt
 
-from kit.core import transfer
-from kit.core.compute import turn
 from kit.core.context import Context
 from kit.core.interrupts import uninterrupted
 from kit.core.scope import scope
-from kit.core.watch import Watch
 from kit.errors import ArgumentError, ClosedError, OutOfMemory
 from kit.models.attention import Choice, choose
 from kit.models.cache import KVCache
-from kit.models.passes import Batch, PassBuilder, PassKey
-from kit.models.patches import Patch, resolve, watch
+from kit.models.cells import MAIN, Batch
+from kit.models.options import SessionOptions
+from kit.models.patches import Patch, resolve
 from kit.models.run import LensEntry, Run
+from kit.models.runner import Runner
 from kit.models.sampler import Sampler
 from kit.models.stages import match_stages, stage_names
 from kit.models.tokenizer import Tokenizer
@@ -58,11 +57,12 @@ class Session:
         OutOfMemory: something of it does not fit; nothing is left behind.
     """
 
-    def __init__(self, model: Model, n_ctx: int, n_batch: int, flash_attn: bool | None) -> None:
+    def __init__(self, model: Model, options: SessionOptions) -> None:
         self.model = model
-        self.n_ctx = n_ctx
-        self.n_batch = min(n_batch, n_ctx)
-        self.attention: Choice = choose(flash_attn)
+        self.options = options
+        self.n_ctx = int(options.n_ctx)
+        self.n_batch = int(min(options.n_batch, options.n_ctx))
+        self.attention: Choice = choose(options.flash_attn, options.types, model.config, model.backend)
         self.last: Run | None = None
         self._tokens: list[int] = []
         self._unseen: list[int] = []
@@ -78,27 +78,17 @@ class Session:
             self._finalizer = weakref.finalize(self, contextlib.ExitStack.close, self._parts)
 
     def _open(self) -> None:
-        model = self.model
-        kv_nbytes = 4 * model.config.n_layer * model.config.n_embd_kv * self.n_ctx
-        if kv_nbytes > 1 << 60:
-            raise OutOfMemory(f"a cache of n_ctx={self.n_ctx} needs {bytes_text(kv_nbytes)}", nbytes=kv_nbytes)
+        model, options = self.model, self.options
+        nbytes = options.types.token_nbytes(model.config) * self.n_ctx
+        if nbytes > 1 << 60:
+            raise OutOfMemory(f"a cache of n_ctx={self.n_ctx} needs {bytes_text(nbytes)}", nbytes=nbytes)
         context = Context(model.backend, name="kv cache", slots=2 * model.config.n_layer)
         self._parts.callback(context.close)
         place = context.for_device(model.backend.devices[-1], purpose="kv cache")
-        self.cache = KVCache(place, model.config, self.n_ctx, self.attention.permuted_cache)
-        self._passes = PassBuilder(model.backend, model.config, model.weights, self.cache, self.n_batch, "session")
-        self._parts.callback(self._passes.close)
-        self._reserve()
-
-    def _reserve(self) -> None:
-        """Grow the compute buffer to the worst case now, so that no later pass has to."""
-        for n_tokens in (self.n_batch, 1):
-            key = PassKey(n_tokens, self.cache.n_cells, n_tokens, self.attention.kind)
-            built = self._passes.build(key)
-            try:
-                self.model.backend.reserve(built.graph)
-            finally:
-                built.close()
+        self.cache = KVCache(place, model.config, self.n_ctx, self.attention.permuted_cache, options.types)
+        self._runner = Runner(model.backend, model.config, model.weights, self.cache, self.attention, options.n_pass)
+        self._parts.callback(self._runner.close)
+        self._runner.reserve()
 
     @property
     def closed(self) -> bool:
@@ -122,8 +112,8 @@ class Session:
 
     @property
     def n_past(self) -> int:
-        """Tokens in the cache."""
-        return self.cache.n_used
+        """Tokens of the session in the cache."""
+        return len(self._tokens)
 
     @property
     def stages(self) -> tuple[str, ...]:
@@ -166,10 +156,11 @@ class Session:
             self._end_walk()
             self._catch_up(len(ids))
             started = time.perf_counter_ns()
+            batch = self._batch(ids, logits)
             if kept or patches:
-                rows, values = self._observed(ids, kept, patches, logits)
+                rows, values = self._runner.observed(batch, kept, patches)
             else:
-                rows, values = self._plain(ids, logits), {}
+                rows, values = self._runner.rows(batch), {}
             self._seen(ids)
         return self._record(ids, rows, values, time.perf_counter_ns() - started)
 
@@ -189,9 +180,10 @@ class Session:
             self._end_walk()
             self._catch_up(len(ids))
             with uninterrupted:
-                built = self._passes.build(self._key(len(ids), len(ids), looked_at=True), apart=True)
+                batch = self._batch(ids, "all")
+                built = self._runner.apart(batch)
                 try:
-                    self._walk = Walk(self, built, self._batch(ids, len(ids)), level)
+                    self._walk = Walk(self, built, batch, level)
                 except BaseException:
                     built.close()
                     raise
@@ -244,8 +236,8 @@ class Session:
         with self.working():
             self._end_walk()
             ids = [*self._unseen, *ids]
-            self.cache.room_for(len(ids))
-            rows = self._plain(ids, "last") if ids else self._last_again()
+            self.make_room(len(ids))
+            rows = self._runner.rows(self._batch(ids, "last")) if ids else self._last_again()
             self._seen(ids)
         row: npt.NDArray[np.float32] = rows[-1]
         return row
@@ -253,11 +245,11 @@ class Session:
     def _last_again(self) -> npt.NDArray[np.float32]:
         if not self._tokens:
             raise ArgumentError("there is nothing to continue: the session was reset; give a prompt")
-        self.cache.n_used -= 1
-        try:
-            return self._plain(self._tokens[-1:], "last")
-        finally:
-            self.cache.n_used += 1
+        return self._runner.rows(self.cache.cells.last(self._tokens[-1]), again=True)
+
+    def make_room(self, n_tokens: int) -> None:
+        """Raise CacheFull unless ``n_tokens`` more fit, or shift where the session was opened so."""
+        self.cache.cells.room_for(n_tokens)
 
     def promise(self, token: int) -> None:
         """Note a token that was given out and is not in the cache yet; the next pass starts with it."""
@@ -266,62 +258,21 @@ class Session:
     def walked(self, batch: Batch, logits: npt.NDArray[np.float32], again: bool = False) -> None:
         """Take over the result of a completed walk."""
         if not again:
+            self.cache.cells.enter(batch)
             self._seen([int(token) for token in batch.tokens])
         self._record([int(token) for token in batch.tokens], np.array(logits), {}, 0)
 
     def _catch_up(self, n_tokens: int) -> None:
         """Run the token given out last, so that the next pass is over its own ``n_tokens`` alone."""
-        self.cache.room_for(len(self._unseen) + n_tokens)
+        self.make_room(len(self._unseen) + n_tokens)
         if self._unseen:
             unseen = list(self._unseen)
-            self._plain(unseen, "last")
+            self._runner.rows(self._batch(unseen, "last"))
             self._seen(unseen)
 
-    def _plain(self, ids: list[int], logits: str) -> npt.NDArray[np.float32]:
-        """Run ``ids`` in batches; later batches see earlier ones, and only success moves the session on."""
-        rows = []
-        before = self.cache.n_used
-        try:
-            for start in range(0, len(ids), self.n_batch):
-                part = ids[start : start + self.n_batch]
-                last = start + self.n_batch >= len(ids)
-                n_out = len(part) if logits == "all" else 1
-                built = self._passes.get(self._key(len(part), n_out))
-                built.fill(self._batch(part, n_out), self.cache)
-                with turn():  # until the logits are read, nobody else may use the compute buffer
-                    self.model.backend.compute(built.graph)
-                    if logits == "all" or last:
-                        rows.append(transfer.read(built.logits))
-                self.cache.n_used += len(part)
-        finally:
-            self.cache.n_used = before
-        return rows[0] if len(rows) == 1 else np.concatenate(rows)
-
-    def _observed(
-        self, ids: list[int], kept: list[str], patches: dict[str, Patch], logits: str
-    ) -> tuple[npt.NDArray[np.float32], dict[str, npt.NDArray[np.float32]]]:
-        """Run ``ids`` as one pass, copying and changing stages on the way."""
-        wanted = {*kept, *patches}
-        scores = any(name.endswith(".scores") for name in wanted)
-        n_out = len(ids) if logits == "all" else 1
-        built = self._passes.get(self._key(len(ids), n_out, looked_at=scores, scores=scores))
-        built.fill(self._batch(ids, n_out), self.cache)
-        flat = {name: np.empty(built.stages[name].shape, np.float32) for name in kept}
-        watched = [watch(built.stages[name], flat.get(name), patches.get(name)) for name in sorted(wanted)]
-        with turn():
-            Watch(watched).compute(built.graph)
-            rows = transfer.read(built.logits)
-        values = {name: np.ascontiguousarray(built.stages[name].show(value)) for name, value in flat.items()}
-        return rows, values
-
-    def _key(self, n_tokens: int, n_out: int, looked_at: bool = False, scores: bool = False) -> PassKey:
-        kind = "plain" if scores and self.attention.kind == "flash" else self.attention.kind
-        n_seen = self.cache.n_used + n_tokens if looked_at else 0
-        return PassKey(n_tokens, self.cache.attended(n_tokens), n_out, kind, n_seen)
-
-    def _batch(self, ids: list[int], n_out: int) -> Batch:
-        rows = np.arange(len(ids) - n_out, len(ids), dtype=np.int32)
-        return Batch(np.asarray(ids, np.int32), self.cache.n_used, rows)
+    def _batch(self, ids: list[int], logits: str) -> Batch:
+        rows = np.arange(0 if logits == "all" else len(ids) - 1, len(ids), dtype=np.int32)
+        return self.cache.cells.batch(ids, MAIN, rows)
 
     def _ids(self, prompt: Prompt) -> list[int]:
         self._require_open()
@@ -339,7 +290,6 @@ class Session:
         return ids
 
     def _seen(self, ids: list[int]) -> None:
-        self.cache.n_used += len(ids)
         self._tokens += ids
         self._unseen.clear()
 

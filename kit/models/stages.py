@@ -10,7 +10,7 @@ import difflib
 import fnmatch
 import reprlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -63,27 +63,33 @@ def match_stages(patterns: Iterable[str], n_layer: int) -> list[str]:
     return [name for name in names if name in chosen]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Stage:
     """One named value of a built graph.
 
-    ``shape`` (numpy order) is how people see it; ``n_seen`` cuts a padded last axis to the part that means something.
+    ``shape`` (numpy order) is how people see it. Where the last axis counts cells of the cache (``per_cell``), people
+    see only the ``cells`` of one sequence, in their order.
     """
 
     name: str
     tensor: Tensor
     shape: tuple[int, ...]
-    n_seen: int | None = None
+    per_cell: bool = False
+    cells: npt.NDArray[np.int64] | None = None
+
+    def over(self, cells: npt.NDArray[np.int64]) -> Stage:
+        """Return the stage as people see it while a sequence has ``cells``."""
+        return replace(self, cells=cells)
 
     def show(self, raw: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """Turn the node's values (flat) into what people see; shares memory where it can."""
         value = raw.reshape(self.shape)
-        return value if self.n_seen is None else value[..., : self.n_seen]
+        return value if self.cells is None else value[..., self.cells]
 
     @property
     def seen_shape(self) -> tuple[int, ...]:
         """Shape of what `show` returns."""
-        return self.shape if self.n_seen is None else (*self.shape[:-1], self.n_seen)
+        return self.shape if self.cells is None else (*self.shape[:-1], len(self.cells))
 
     def restore(self, value: npt.ArrayLike, what: str) -> npt.NDArray[np.float32]:
         """Turn an edited value back into the node's: checked, padded, float32, contiguous.
@@ -103,8 +109,8 @@ class Stage:
                 f"{what} of stage {self.name!r} has shape {shape_text(array.shape)}; "
                 f"it must be {shape_text(self.seen_shape)}"
             )
-        if self.n_seen is None:
+        if self.cells is None:
             return np.ascontiguousarray(array)
         padded = np.zeros(self.shape, np.float32)
-        padded[..., : self.n_seen] = array
+        padded[..., self.cells] = array
         return padded

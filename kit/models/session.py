@@ -319,7 +319,7 @@ class Session:
         walk = f", stands at {self.position}" if self.position else ""
         return (
             f"Session({self.model.config.name}: {self.n_past} of {self.n_ctx} tokens, {self.attention}, "
-            f"cache {bytes_text(self.cache.nbytes)}{walk})"
+            f"cache {bytes_text(self.cache.nbytes)} of {self.cache.types}{walk})"
         )
 
 

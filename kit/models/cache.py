@@ -101,6 +101,10 @@ class KVCache:
         """Cells in use."""
         return self.cells.n_used
 
+    def room_for(self, n_tokens: int) -> None:
+        """Raise CacheFull unless ``n_tokens`` more fit."""
+        self.cells.room_for(n_tokens)
+
     def padded(self, n_cells: int) -> int:
         """Return ``n_cells`` as attention counts them, padded."""
         return min(-(-max(n_cells, 1) // PAD) * PAD, self.n_cells)

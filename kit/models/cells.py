@@ -7,7 +7,7 @@ nothing to defragment.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,6 +52,7 @@ class Cells:
         self.window = window
         self.positions = np.full(n_cells, _FREE, np.int32)
         self.seen_by = np.zeros(n_cells, np.uint64)
+        self._open = {MAIN}
         self.ends = np.zeros(MAX_SEQUENCES, np.int64)  # position of each sequence's next token
 
     @property
@@ -74,12 +75,16 @@ class Cells:
         cells = np.flatnonzero(self.seen_by & _bit(sequence))
         return cells[np.argsort(self.positions[cells], kind="stable")]
 
-    def room_for(self, n_tokens: int) -> None:
-        """Raise CacheFull unless ``n_tokens`` more fit."""
+    def fit(self, n_tokens: int) -> bool:
+        """Whether ``n_tokens`` more fit, if need be in place of those that left the window."""
         if n_tokens > self.n_ctx - self.n_used:
             self.evict()
-        n_used = self.n_used
-        if n_tokens > self.n_ctx - n_used:
+        return n_tokens <= self.n_ctx - self.n_used
+
+    def room_for(self, n_tokens: int) -> None:
+        """Raise CacheFull unless ``n_tokens`` more fit."""
+        if not self.fit(n_tokens):
+            n_used = self.n_used
             raise CacheFull(
                 f"{n_tokens} tokens do not fit: the cache holds n_ctx={self.n_ctx}, {n_used} are used, "
                 f"{self.n_ctx - n_used} free; reset() it, shift() it, or open a session with a larger n_ctx"
@@ -113,7 +118,25 @@ class Cells:
     def last(self, token: int, sequence: int = MAIN) -> Batch:
         """Return the last token of ``sequence``, in the cell it has, to be run once more."""
         cells, rows = self.of(sequence)[-1:], np.zeros(1, np.int32)
-        return Batch(np.array([token], np.int32), self.positions[cells], self.seen_by[cells], cells, rows)
+        return Batch(np.array([token], np.int32), self.positions[cells], np.full(1, _bit(sequence)), cells, rows)
+
+    def joined(self, sequences: Sequence[int], tokens: Sequence[list[int]], n_out: Sequence[int]) -> Batch:
+        """Return one batch of the next ``tokens`` of several sequences, asking for the last ``n_out`` rows of each.
+
+        Raises:
+            CacheFull: too few cells are free.
+        """
+        counts = np.array([len(ids) for ids in tokens])
+        ends = counts.cumsum()
+        firsts = np.repeat(self.ends[list(sequences)] - (ends - counts), counts)
+        rows = [np.arange(end - n, end, dtype=np.int32) for end, n in zip(ends, n_out, strict=True)]
+        return Batch(
+            np.concatenate([np.asarray(ids, np.int32) for ids in tokens]),
+            (firsts + np.arange(ends[-1])).astype(np.int32),
+            np.repeat(np.array([_bit(sequence) for sequence in sequences]), counts),
+            self.find(int(ends[-1])),
+            np.concatenate(rows),
+        )
 
     def find(self, n: int) -> npt.NDArray[np.int64]:
         """Return ``n`` free cells, the lowest first.
@@ -160,45 +183,48 @@ class Cells:
         self.seen_by[cells] |= _bit(target)
         self.ends[target] = self.ends[source]
 
-    def unused_sequence(self) -> int:
-        """Return a sequence without tokens.
+    def open_sequences(self, n: int) -> list[int]:
+        """Return ``n`` new sequences, empty.
 
         Raises:
-            ArgumentError: there is none.
+            ArgumentError: a cache has no more.
         """
-        taken = {MAIN, *self.sequences()}
-        for sequence in range(MAX_SEQUENCES):
-            if sequence not in taken:
-                return sequence
-        raise ArgumentError(f"a cache has at most {MAX_SEQUENCES} sequences; close() some")
+        unused = [sequence for sequence in range(MAX_SEQUENCES) if sequence not in self._open][:n]
+        if len(unused) < n:
+            raise ArgumentError(
+                f"{n} more sequences: a cache has {MAX_SEQUENCES}, {len(self._open)} are open; close() some"
+            )
+        self._open.update(unused)
+        return unused
 
-    def cut(self, sequence: int, first: int, end: int) -> int:
-        """Let ``sequence`` forget the positions from ``first`` up to, not including, ``end``; return how many."""
+    def close_sequences(self, sequences: Iterable[int]) -> None:
+        """Let ``sequences`` forget everything, and take them back."""
+        for sequence in sequences:
+            self.forget(sequence)
+            self._open.discard(sequence)
+
+    def cut(self, sequence: int, first: int, end: int) -> None:
+        """Let ``sequence`` forget the positions from ``first`` up to, not including, ``end``."""
         cells = self.of(sequence)
-        chosen = cells[(self.positions[cells] >= first) & (self.positions[cells] < end)]
-        self.seen_by[chosen] &= ~_bit(sequence)
-        self._free(chosen[self.seen_by[chosen] == 0])
+        self.cut_cells(sequence, cells[(self.positions[cells] >= first) & (self.positions[cells] < end)])
         if end >= self.ends[sequence]:
             self.ends[sequence] = min(int(self.ends[sequence]), first)
-        return len(chosen)
+
+    def cut_cells(self, sequence: int, cells: npt.NDArray[np.int64]) -> None:
+        """Take ``cells`` from ``sequence``; those that no other sees are free."""
+        self.seen_by[cells] &= ~_bit(sequence)
+        self._free(cells[self.seen_by[cells] == 0])
 
     def forget(self, sequence: int) -> None:
         """Let ``sequence`` forget everything."""
         self.cut(sequence, 0, self.end(sequence))
-
-    def move(self, sequence: int, first: int, by: int) -> npt.NDArray[np.int64]:
-        """Add ``by`` to the positions of ``sequence`` from ``first`` on; return their cells."""
-        cells = self.of(sequence)
-        chosen = cells[self.positions[cells] >= first]
-        self.positions[chosen] += np.int32(by)
-        self.ends[sequence] += by
-        return chosen
 
     def clear(self) -> None:
         """Free all cells."""
         self.positions.fill(_FREE)
         self.seen_by.fill(0)
         self.ends.fill(0)
+        self._open = {MAIN}
 
     def _free(self, cells: npt.NDArray[np.int64]) -> None:
         self.positions[cells] = _FREE

@@ -13,26 +13,29 @@ from kit.errors import ArgumentError
 from kit.models.sampler import Sampler
 
 if TYPE_CHECKING:
+    from kit.models.branches import Branch
     from kit.models.session import Prompt, Session, Token
 
 
 def generate(
-    session: Session, prompt: Prompt, max_tokens: int, sampler: Sampler, stop: Sequence[str]
+    session: Session | Branch, prompt: Prompt, max_tokens: int, sampler: Sampler, stop: Sequence[str]
 ) -> Iterator[Token]:
     """See `Session.generate`; arguments are checked here, at the call, not at the first token."""
     if max_tokens < 0:
         raise ArgumentError(f"max_tokens is {max_tokens}; give 0 or more")
-    ids = session._ids(prompt) if len(prompt) else []
+    ids = session.ids(prompt) if len(prompt) else []
     if not ids and not session.tokens:
         raise ArgumentError("there is nothing to continue; give a prompt")
     marks = [stop] if isinstance(stop, str) else list(stop)
     if not all(marks):
         raise ArgumentError("a stop string is empty; give text, or leave it out")
-    session.cache.cells.room_for(len(ids))
+    session.check_room(len(ids))
     return _tokens(session, ids, max_tokens, sampler, marks)
 
 
-def _tokens(session: Session, ids: list[int], max_tokens: int, sampler: Sampler, stop: list[str]) -> Iterator[Token]:
+def _tokens(
+    session: Session | Branch, ids: list[int], max_tokens: int, sampler: Sampler, stop: list[str]
+) -> Iterator[Token]:
     from kit.models.session import Token
 
     decoder = session.tokenizer.stream(skip_special=True)

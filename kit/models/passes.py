@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -127,19 +127,24 @@ class PassBuilder:
         }
         if key.n_out != n:
             wanted["out_rows"] = ((key.n_out,), "i32")
-        tensors: dict[str, Tensor | None] = {"out_rows": None}
-        fits = not apart and self._input_nbytes(n, key.n_kv) <= self._inputs.nbytes
-        offset = 0
-        for name, (shape, dtype) in wanted.items():
-            tensor = context.input(shape, dtype, name)
-            if fits:
+        tensors = self.place(context, wanted, apart)
+        return PassInputs(**{"out_rows": None, **tensors})  # type: ignore[arg-type]
+
+    def place(
+        self, context: Context, wanted: Mapping[str, tuple[tuple[int, ...], str]], apart: bool = False
+    ) -> dict[str, Tensor]:
+        """Return inputs of ``context`` by name, in the one buffer where they fit, else in one of their own."""
+        tensors = {name: context.input(shape, dtype, name) for name, (shape, dtype) in wanted.items()}
+        if not apart and sum(_padded(tensor.nbytes) for tensor in tensors.values()) <= self._inputs.nbytes:
+            offset = 0
+            for tensor in tensors.values():
                 context.place(tensor, self._inputs, offset)
                 offset += _padded(tensor.nbytes)
-            tensor.core.ready.add(tensor.address)
-            tensors[name] = tensor
-        if not fits:
+        else:
             context.allocate()
-        return PassInputs(**tensors)  # type: ignore[arg-type]
+        for tensor in tensors.values():
+            tensor.core.ready.add(tensor.address)
+        return tensors
 
     def _input_nbytes(self, n: int, n_kv: int) -> int:
         return sum(map(_padded, (n * 4, n * 4, n * n_kv * 4, n * 8, n * 4)))

@@ -17,6 +17,7 @@ from kit.models.cells import MAIN, Batch
 from kit.models.config import LlamaConfig
 from kit.models.passes import BuiltPass, PassBuilder, PassKey
 from kit.models.patches import Patch, watch
+from kit.models.shift import shift
 from kit.models.weights import Weights
 
 Values = dict[str, npt.NDArray[np.float32]]
@@ -90,6 +91,10 @@ class Runner:
     def cells_seen(self, batch: Batch) -> npt.NDArray[np.int64]:
         """Return the cells of the main sequence once ``batch`` is in them, by position."""
         return np.concatenate([self.cache.cells.of(MAIN), batch.cells])
+
+    def shift(self, n_keep: int, n_discard: int) -> None:
+        """See `kit.models.shift`."""
+        shift(self.passes, self.n_pass, n_keep, n_discard)
 
     def close(self) -> None:
         """Free all passes and their inputs."""

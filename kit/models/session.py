@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import operator
-import reprlib
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -20,12 +18,17 @@ from kit.core.context import Context
 from kit.core.interrupts import uninterrupted
 from kit.core.scope import scope
 from kit.errors import ArgumentError, ClosedError, OutOfMemory
+from kit.models import room
 from kit.models.attention import Choice, choose
+from kit.models.branches import Branch, Branches
 from kit.models.cache import KVCache
 from kit.models.cells import MAIN, Batch
+from kit.models.lens import weak_lens
 from kit.models.options import SessionOptions
 from kit.models.patches import Patch, resolve
-from kit.models.run import LensEntry, Run
+from kit.models.prompts import Prompt as Prompt
+from kit.models.prompts import prompt_ids
+from kit.models.run import Run
 from kit.models.runner import Runner
 from kit.models.sampler import Sampler
 from kit.models.stages import match_stages, stage_names
@@ -35,8 +38,6 @@ from kit.units import bytes_text
 
 if TYPE_CHECKING:
     from kit.models.model import Model
-
-Prompt = str | Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ class Session:
         self._tokens: list[int] = []
         self._unseen: list[int] = []
         self._walk: Walk | None = None
+        self.branches: list[Branches] = []
         self._lock = threading.Lock()
         self._parts = contextlib.ExitStack()
         with uninterrupted:
@@ -86,9 +88,9 @@ class Session:
         self._parts.callback(context.close)
         place = context.for_device(model.backend.devices[-1], purpose="kv cache")
         self.cache = KVCache(place, model.config, self.n_ctx, self.attention.permuted_cache, options.types)
-        self._runner = Runner(model.backend, model.config, model.weights, self.cache, self.attention, options.n_pass)
-        self._parts.callback(self._runner.close)
-        self._runner.reserve()
+        self.runner = Runner(model.backend, model.config, model.weights, self.cache, self.attention, options.n_pass)
+        self._parts.callback(self.runner.close)
+        self.runner.reserve()
 
     @property
     def closed(self) -> bool:
@@ -147,7 +149,7 @@ class Session:
             ShapeError: a patch of another shape; names the stage. What a patch function raises, as it is.
             KeyboardInterrupt: stopped; the session is as before the call.
         """
-        ids = self._ids(prompt)
+        ids = self.ids(prompt)
         if logits not in ("all", "last"):
             raise ArgumentError(f"logits is {logits!r}; give 'all' or 'last'")
         kept = match_stages([keep] if isinstance(keep, str) else keep, self.model.config.n_layer)
@@ -158,9 +160,9 @@ class Session:
             started = time.perf_counter_ns()
             batch = self._batch(ids, logits)
             if kept or patches:
-                rows, values = self._runner.observed(batch, kept, patches)
+                rows, values = self.runner.observed(batch, kept, patches)
             else:
-                rows, values = self._runner.rows(batch), {}
+                rows, values = self.runner.rows(batch), {}
             self._seen(ids)
         return self._record(ids, rows, values, time.perf_counter_ns() - started)
 
@@ -175,13 +177,13 @@ class Session:
         """
         if level not in ("stage", "block"):
             raise ArgumentError(f"level is {level!r}; give 'stage' or 'block'")
-        ids = self._ids(prompt)
+        ids = self.ids(prompt)
         with self.working(), scope("prefill"):
             self._end_walk()
             self._catch_up(len(ids))
             with uninterrupted:
                 batch = self._batch(ids, "all")
-                built = self._runner.apart(batch)
+                built = self.runner.apart(batch)
                 try:
                     self._walk = Walk(self, built, batch, level)
                 except BaseException:
@@ -206,10 +208,16 @@ class Session:
         self._require_open()
         refuse_reentry(self.busy, "reset() it")
         self._end_walk()
+        self.forget()
+        self.last = None
+
+    def forget(self) -> None:
+        """Forget every token, and close the branches."""
+        for branches in list(self.branches):
+            branches.close()
         self.cache.clear()
         self._tokens.clear()
         self._unseen.clear()
-        self.last = None
 
     def close(self) -> None:
         """Free passes, inputs and cache; the model stays."""
@@ -236,8 +244,8 @@ class Session:
         with self.working():
             self._end_walk()
             ids = [*self._unseen, *ids]
-            self.make_room(len(ids))
-            rows = self._runner.rows(self._batch(ids, "last")) if ids else self._last_again()
+            room.make_room(self, len(ids))
+            rows = self.runner.rows(self._batch(ids, "last")) if ids else self._last_again()
             self._seen(ids)
         row: npt.NDArray[np.float32] = rows[-1]
         return row
@@ -245,11 +253,74 @@ class Session:
     def _last_again(self) -> npt.NDArray[np.float32]:
         if not self._tokens:
             raise ArgumentError("there is nothing to continue: the session was reset; give a prompt")
-        return self._runner.rows(self.cache.cells.last(self._tokens[-1]), again=True)
+        return self.runner.rows(self.cache.cells.last(self._tokens[-1]), again=True)
 
-    def make_room(self, n_tokens: int) -> None:
-        """Raise CacheFull unless ``n_tokens`` more fit, or shift where the session was opened so."""
-        self.cache.cells.room_for(n_tokens)
+    def shift(self, n_keep: int | None = None, n_discard: int | None = None) -> int:
+        """Drop ``n_discard`` tokens behind the first ``n_keep`` and move the later ones up; return how many were.
+
+        Defaults: the session's ``n_keep``, and half of what lies behind it. The keys that stay are turned to
+        their new positions, which equals computing them there; what they say still comes from the whole text.
+
+        Raises:
+            ArgumentError: fewer tokens than that are there.
+        """
+        keep = int(self.options.n_keep) if n_keep is None else n_keep
+        with self.working(), scope("shift"):
+            self._end_walk()
+            discard = max(len(self._tokens) - keep, 0) // 2 if n_discard is None else n_discard
+            room.shift(self, keep, discard)
+        return discard
+
+    def check_room(self, n_tokens: int) -> None:
+        """Raise CacheFull unless ``n_tokens`` more fit, or will after a shift where the session was opened so."""
+        if not room.will_shift(self, n_tokens):
+            self.cache.room_for(n_tokens)
+
+    def fork(self, n: int) -> Branches:
+        """Return ``n`` branches that go on from what the session has seen, which is stored once for all.
+
+        Raises:
+            ArgumentError: more sequences than a cache can tell apart.
+        """
+        with self.working(), scope("fork"):
+            self._end_walk()
+            self._catch_up(0)
+            self.branches.append(Branches(self, n, self._tokens))
+        return self.branches[-1]
+
+    def generate_batch(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        max_tokens: int = 128,
+        sampler: Sampler | Sequence[Sampler] | None = None,
+        stop: Sequence[str] = (),
+    ) -> list[list[Token]]:
+        """Return what `generate` makes of each of ``prompts`` after what the session has seen, all run at once.
+
+        The session itself stays as it is. Raises as `generate` and `fork`.
+        """
+        from kit.models.branches import generate_batch
+
+        return generate_batch(self, prompts, max_tokens, sampler, stop)
+
+    def run_batch(self, batch: Batch, *, again: bool = False) -> npt.NDArray[np.float32]:
+        """Run a batch of `Branches`; return its logits (out rows, n_vocab)."""
+        with self.working():
+            self._end_walk()
+            return self.runner.rows(batch, again=again)
+
+    def become(self, branch: Branch) -> None:
+        """Go on as ``branch``; what only the session saw is forgotten."""
+        with self.working():
+            self._end_walk()
+            self.cache.cells.forget(MAIN)
+            self.cache.cells.share(branch.sequence, MAIN)
+            self._tokens[:], self._unseen[:] = branch.seen, branch.unseen
+
+    def drop_tokens(self, first: int, n: int) -> None:
+        """Take ``n`` tokens from the list, for the cache has dropped them."""
+        del self._tokens[first : first + n]
 
     def promise(self, token: int) -> None:
         """Note a token that was given out and is not in the cache yet; the next pass starts with it."""
@@ -264,30 +335,20 @@ class Session:
 
     def _catch_up(self, n_tokens: int) -> None:
         """Run the token given out last, so that the next pass is over its own ``n_tokens`` alone."""
-        self.make_room(len(self._unseen) + n_tokens)
+        room.make_room(self, len(self._unseen) + n_tokens)
         if self._unseen:
             unseen = list(self._unseen)
-            self._runner.rows(self._batch(unseen, "last"))
+            self.runner.rows(self._batch(unseen, "last"))
             self._seen(unseen)
 
     def _batch(self, ids: list[int], logits: str) -> Batch:
         rows = np.arange(0 if logits == "all" else len(ids) - 1, len(ids), dtype=np.int32)
         return self.cache.cells.batch(ids, MAIN, rows)
 
-    def _ids(self, prompt: Prompt) -> list[int]:
+    def ids(self, prompt: Prompt) -> list[int]:
+        """Return ``prompt`` as token ids, checked, to go on from what the session has seen."""
         self._require_open()
-        if isinstance(prompt, str):
-            at_start = not self._tokens and not self._unseen
-            ids = self.tokenizer.encode(prompt, add_special=at_start)
-        else:
-            ids = _whole_numbers(prompt)
-        if not ids:
-            raise ArgumentError("the prompt has no tokens; give some text or token ids")
-        n_vocab = self.model.config.n_vocab
-        bad = next((token for token in ids if not 0 <= token < n_vocab), None)
-        if bad is not None:
-            raise ArgumentError(f"token {bad} is not in the vocabulary of {n_vocab}")
-        return ids
+        return prompt_ids(self.model, prompt, at_start=not self.tokens)
 
     def _seen(self, ids: list[int]) -> None:
         self._tokens += ids
@@ -295,7 +356,7 @@ class Session:
 
     def _record(self, ids: Sequence[int], rows: Any, values: dict[str, Any], time_ns: int) -> Run:
         pieces = self.model.pieces(ids)
-        self.last = Run(tuple(ids), rows, values, time_ns, pieces, _lens_of(self.model))
+        self.last = Run(tuple(ids), rows, values, time_ns, pieces, weak_lens(self.model))
         return self.last
 
     def _end_walk(self) -> None:
@@ -321,23 +382,3 @@ class Session:
             f"Session({self.model.config.name}: {self.n_past} of {self.n_ctx} tokens, {self.attention}, "
             f"cache {bytes_text(self.cache.nbytes)} of {self.cache.types}{walk})"
         )
-
-
-def _whole_numbers(prompt: Sequence[int]) -> list[int]:
-    if not isinstance(prompt, (bytes, bytearray)):
-        with contextlib.suppress(TypeError):
-            return [operator.index(token) for token in prompt]
-    raise ArgumentError(f"the prompt is {reprlib.repr(prompt)}; give text, or token ids as whole numbers")
-
-
-def _lens_of(model: Model) -> Callable[[npt.NDArray[np.float32], int], list[list[LensEntry]]]:
-    """The model's lens without the model: a record of a run keeps no weights alive."""
-    method = weakref.WeakMethod(model.lens)
-
-    def look(residual: npt.NDArray[np.float32], k: int) -> list[list[LensEntry]]:
-        lens = method()
-        if lens is None:
-            raise ClosedError("the model of this run is gone; load it and run again")
-        return lens(residual, k)
-
-    return look

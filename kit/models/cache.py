@@ -84,6 +84,8 @@ class KVCache:
             value_shape = (kv, dim, self.n_cells) if permuted else (self.n_cells, kv * dim)
             self.k.append(context.tensor((self.n_cells, kv * dim), types.k, f"cache.k.{i}"))
             self.v.append(context.tensor(value_shape, types.v, f"cache.v.{i}"))
+        # each dim of the permuted values as cells of one element; made here once, not in each pass
+        self._columns = [v.reshape((v.size // self.n_cells, self.n_cells, 1)) for v in self.v] if permuted else []
         context.allocate()
         for buffer in context.buffers:
             buffer.clear()  # padding is read under a mask, and a NaN there would get through
@@ -112,13 +114,12 @@ class KVCache:
     def write(self, layer: int, k: Tensor, v: Tensor, cells: Tensor) -> tuple[Tensor, Tensor]:
         """Return the cache's tensors after ``k``, ``v`` (tokens, kv_heads * head_dim) are written at ``cells``."""
         keys = ops.set_rows(self.k[layer], k, cells)
-        into = self.v[layer]
         if not self.permuted:
-            return keys, ops.set_rows(into, v, cells)
+            return keys, ops.set_rows(self.v[layer], v, cells)
         n_tokens, width = v.shape
         columns = ops.view(v, (width, n_tokens, 1), strides=(v.nb[0], v.nb[1]))
-        written = ops.set_rows(into.reshape((width, self.n_cells, 1)), columns, cells)
-        return keys, written.reshape(into.shape)
+        written = ops.set_rows(self._columns[layer], columns, cells)
+        return keys, written.reshape(self.v[layer].shape)
 
     def clear(self) -> None:
         """Forget all tokens; the memory stays."""

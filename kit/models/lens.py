@@ -20,6 +20,7 @@ from kit.core.compute import turn
 from kit.core.context import Context
 from kit.errors import ClosedError, ShapeError
 from kit.models.config import LlamaConfig
+from kit.models.llama import output_of
 from kit.models.run import LensEntry
 from kit.models.weights import Weights
 from kit.units import shape_text
@@ -45,8 +46,7 @@ class Lens:
         self._context = Context(backend, name="logit lens", slots=16)
         self._x = self._context.input((ROWS, config.n_embd), "f32", "lens.x")
         normed = ops.mul(ops.rms_norm(self._x, config.eps), weights["output_norm.weight"])
-        output = "output.weight" if "output.weight" in weights else "token_embd.weight"
-        self._logits = ops.mul_mat(weights[output], normed)
+        self._logits = output_of(weights, normed)
         self._width = config.n_embd
         self._x.set(np.zeros((ROWS, config.n_embd), np.float32))
         self._graph = self._context.graph(self._logits)

@@ -42,10 +42,17 @@ class Model:
     """
 
     def __init__(
-        self, file: GGUFFile, backend: Backend | None, *, use_mmap: bool, progress: bool, n_threads: int | None
+        self,
+        file: GGUFFile,
+        backend: Backend | None,
+        *,
+        use_mmap: bool,
+        progress: bool,
+        n_threads: int | None,
+        sliding_window: bool,
     ) -> None:
         self.path = file.path
-        self.config = LlamaConfig.from_gguf(file)
+        self.config = LlamaConfig.from_gguf(file, sliding_window=sliding_window)
         check_tensors(file, self.config)
         self._owned = Backend(n_threads=n_threads) if backend is None else None
         self.backend: Backend = backend or cast(Backend, self._owned)
@@ -179,6 +186,7 @@ def load(
     use_mmap: bool = True,
     progress: bool = True,
     n_threads: int | None = None,
+    sliding_window: bool = True,
 ) -> Model:
     """Load a model from a path, or by the name of one kit knows or finds on this machine.
 
@@ -188,10 +196,13 @@ def load(
         use_mmap: map the file instead of reading it.
         progress: show a bar while reading.
         n_threads: CPU threads of the model's own backend.
+        sliding_window: False lets attention see all tokens where the file asks for a window, as llama.cpp does.
 
     Raises:
         ModelNotFound, GGUFError, UnsupportedModel, OutOfMemory: each says what is wrong, with what, and what to do.
     """
     with scope("load"):
         file = GGUFFile(find_model(name_or_path))
-        return Model(file, backend, use_mmap=use_mmap, progress=progress, n_threads=n_threads)
+        return Model(
+            file, backend, use_mmap=use_mmap, progress=progress, n_threads=n_threads, sliding_window=sliding_window
+        )

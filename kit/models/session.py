@@ -120,7 +120,8 @@ class Session:
     @property
     def stages(self) -> tuple[str, ...]:
         """Names of all stages, in order."""
-        return stage_names(self.model.config.n_layer)
+        config = self.model.config
+        return stage_names(config.n_layer, experts=config.n_expert > 0)
 
     @property
     def position(self) -> str | None:
@@ -152,8 +153,8 @@ class Session:
         ids = self.ids(prompt)
         if logits not in ("all", "last"):
             raise ArgumentError(f"logits is {logits!r}; give 'all' or 'last'")
-        kept = match_stages([keep] if isinstance(keep, str) else keep, self.model.config.n_layer)
-        patches = resolve(patch or {}, self.model.config.n_layer)
+        kept = match_stages([keep] if isinstance(keep, str) else keep, self.stages)
+        patches = resolve(patch or {}, self.stages)
         with self.working(), scope("prefill"):
             self._end_walk()
             self._catch_up(len(ids))

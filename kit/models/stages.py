@@ -1,7 +1,8 @@
 """Stages: the named values of one pass, in the order they are computed.
 
 ``embed``, ``blk.{i}.attn.norm|q|k|v|scores|heads|out``, ``blk.{i}.resid_mid``,
-``blk.{i}.ffn.norm|gate|up|act|out``, ``blk.{i}.resid``, ``norm``, ``logits``.
+``blk.{i}.ffn.norm|experts|gate|up|act|out``, ``blk.{i}.resid``, ``norm``, ``logits``; ``experts`` only where
+a block has several feed-forward parts to choose from.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -30,6 +31,7 @@ _BLOCK = (
     "attn.out",
     "resid_mid",
     "ffn.norm",
+    "ffn.experts",
     "ffn.gate",
     "ffn.up",
     "ffn.act",
@@ -39,19 +41,19 @@ _BLOCK = (
 
 
 @cache
-def stage_names(n_layer: int) -> tuple[str, ...]:
-    """Return the names of all stages of a model with ``n_layer`` blocks, in order."""
-    blocks = (f"blk.{i}.{part}" for i in range(n_layer) for part in _BLOCK)
+def stage_names(n_layer: int, *, experts: bool = False) -> tuple[str, ...]:
+    """Return the names of all stages of a model with ``n_layer`` blocks, of ``experts`` or not, in order."""
+    parts = [part for part in _BLOCK if experts or part != "ffn.experts"]
+    blocks = (f"blk.{i}.{part}" for i in range(n_layer) for part in parts)
     return ("embed", *blocks, "norm", "logits")
 
 
-def match_stages(patterns: Iterable[str], n_layer: int) -> list[str]:
-    """Return the stage names that match any of ``patterns`` (shell globs), in order.
+def match_stages(patterns: Iterable[str], names: Sequence[str]) -> list[str]:
+    """Return those of the stages ``names`` that match any of ``patterns`` (shell globs), in order.
 
     Raises:
         UnknownStage: a pattern matches nothing; the message suggests near names.
     """
-    names = stage_names(n_layer)
     chosen: set[str] = set()
     wanted = [patterns] if isinstance(patterns, str) else list(patterns)
     for pattern in wanted:

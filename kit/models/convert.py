@@ -164,8 +164,8 @@ def _header_writer(metadata: dict[str, Any], tensors: Sequence[PlannedTensor]) -
         for key, value in metadata.items():
             _add(writer, key, value)
         for tensor in tensors:
-            kind = gguf.GGMLQuantizationType(tensor.dtype.id)
-            writer.add_tensor_info(tensor.name, tensor.shape, None, tensor.nbytes, kind)
+            # ggml's number, not the package's enumeration, which may be older than ggml
+            writer.add_tensor_info(tensor.name, tensor.shape, None, tensor.nbytes, tensor.dtype.id)
         try:
             writer.write_header_to_file(path)
             writer.write_kv_data_to_file()

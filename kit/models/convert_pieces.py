@@ -82,6 +82,12 @@ class Vocab:
         return found | {f"{KEY}scores": self.scores}
 
 
+def is_byte_level(tokenizer: dict[str, Any] | None) -> bool:
+    """Return whether a tokenizer.json is byte-level BPE, for which a `tokenizer.model` beside it is of another kind."""
+    model = (tokenizer or {}).get("model")
+    return isinstance(model, dict) and model.get("type", "BPE") == "BPE" and not model.get("byte_fallback")
+
+
 def from_tokenizer_json(path: Path, tokenizer: dict[str, Any], n_vocab: int) -> Vocab:
     """Return the vocabulary of a tokenizer.json: byte-level BPE as `gpt2`, pieces with byte tokens as `llama`.
 

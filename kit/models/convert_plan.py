@@ -18,6 +18,9 @@ SLAB_ELEMENTS = 1 << 19
 """Elements read, converted and written at a time: what bounds memory, and how long an interrupt waits."""
 
 
+_SLOW = {"iq1": 32, "iq2": 32, "iq3": 4}  # how many times fewer of the types ggml searches long for
+
+
 class RowSource(Protocol):
     """Rows of one stored tensor, read when they are needed."""
 
@@ -122,9 +125,10 @@ class PlannedTensor:
         return self.dtype.nbytes(prod(self.shape))
 
     def slabs(self) -> Iterator[Slab]:
-        """Yield all rows in order, in slabs of about SLAB_ELEMENTS."""
+        """Yield all rows in order, in slabs of about SLAB_ELEMENTS, fewer of the types that take long."""
+        n_elements = SLAB_ELEMENTS // _SLOW.get(self.dtype.name[:3], 1)
         for piece in self.pieces:
             unit = max(1, piece.n_pair_rows)
-            step = max(1, SLAB_ELEMENTS // piece.source.n_columns // unit) * unit
+            step = max(1, n_elements // piece.source.n_columns // unit) * unit
             for first in range(0, piece.n_rows, step):
                 yield Slab(self, piece, first, min(step, piece.n_rows - first))

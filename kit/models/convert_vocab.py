@@ -13,7 +13,7 @@ from typing import Any
 from tokenizers import Tokenizer as Library
 
 from kit.errors import ConversionError, KitError, ModelNotFound, UnsupportedModel
-from kit.models.convert_pieces import Vocab, from_sentencepiece, from_tokenizer_json
+from kit.models.convert_pieces import Vocab, from_sentencepiece, from_tokenizer_json, is_byte_level
 from kit.models.convert_probe import PROBES, pre_tokenizer_kind
 from kit.models.convert_safetensors import read_json
 from kit.models.tokenizer import Tokenizer
@@ -56,7 +56,8 @@ def read_vocab(folder: Path, n_vocab: int, token_ids: dict[str, Any]) -> dict[st
     files = _Files.of(folder)
     library = _library(files)
     model_file = folder / "tokenizer.model"
-    if model_file.exists():
+    sentencepiece = model_file.is_file() and not is_byte_level(files.tokenizer)
+    if sentencepiece:
         vocab = from_sentencepiece(model_file, n_vocab)
         vocab.add(_added_tokens(files))
     elif files.tokenizer is not None:
@@ -70,7 +71,7 @@ def read_vocab(folder: Path, n_vocab: int, token_ids: dict[str, Any]) -> dict[st
     metadata |= _special_ids(files, vocab, token_ids)
     metadata |= _added_ends(files, library, vocab, metadata)
     metadata |= _chat_template(files)
-    _compare(metadata, None if model_file.exists() else library, vocab.source)
+    _compare(metadata, None if sentencepiece else library, vocab.source)
     return metadata
 
 

@@ -247,17 +247,22 @@ def _rotate(model: Checkpoint, x: Array) -> Array:
     """x * cos + rotate_half(x) * sin, the angles of a head repeated once, as transformers documents it."""
     half = model.head_dim // 2
     angles = np.arange(len(x))[:, None] * frequencies(model)
-    cos, sin = (np.concatenate([f(angles), f(angles)], -1)[:, None, :] for f in (np.cos, np.sin))
+    size = magnitude(model)
+    cos, sin = (size * np.concatenate([f(angles), f(angles)], -1)[:, None, :] for f in (np.cos, np.sin))
     return x * cos + np.concatenate([-x[..., half:], x[..., :half]], -1) * sin
 
 
 def frequencies(model: Checkpoint) -> Array:
-    """Return the (head_dim / 2,) angles of one position; linear and llama3 as transformers documents them."""
+    """Return the (head_dim / 2,) angles of one position, scaled as transformers documents it (short contexts)."""
     plain = model.rope_base ** -(np.arange(0, model.head_dim, 2) / model.head_dim)
     scaling = model.fields.get("rope_scaling") or model.fields.get("rope_parameters") or {}
     kind = scaling.get("rope_type", "default")
     if kind == "linear":
         return plain / scaling["factor"]
+    if kind == "longrope":
+        return plain / scaling["short_factor"]
+    if kind == "yarn":
+        return _yarn(model, plain, scaling)
     if kind != "llama3":
         return plain
     low, high, factor = scaling["low_freq_factor"], scaling["high_freq_factor"], scaling["factor"]
@@ -273,3 +278,28 @@ def frequencies(model: Checkpoint) -> Array:
         else:
             found.append((1 - smooth) * frequency / factor + smooth * frequency)
     return np.array(found)
+
+
+def _yarn(model: Checkpoint, plain: Array, scaling: dict[str, Any]) -> Array:
+    """YaRN (arXiv:2309.00071): pairs that turn often stay, those that turn seldom are slowed."""
+    context = scaling["original_max_position_embeddings"]
+
+    def pair_of(n_turns: float) -> float:
+        return model.head_dim * np.log(context / (n_turns * 2 * np.pi)) / (2 * np.log(model.rope_base))
+
+    low = max(np.floor(pair_of(scaling.get("beta_fast", 32))), 0)
+    high = min(np.ceil(pair_of(scaling.get("beta_slow", 1))), model.head_dim - 1)
+    slowed = np.clip((np.arange(model.head_dim // 2) - low) / max(high - low, 0.001), 0, 1)
+    return plain * (1 - slowed) + plain / scaling["factor"] * slowed
+
+
+def magnitude(model: Checkpoint) -> float:
+    """Return what queries and keys are multiplied with: transformers' attention_factor and its defaults."""
+    scaling = model.fields.get("rope_scaling") or {}
+    kind, context = scaling.get("rope_type"), scaling.get("original_max_position_embeddings")
+    if kind == "yarn":
+        return float(scaling.get("attention_factor", 0.1 * np.log(scaling["factor"]) + 1))
+    if kind == "longrope":
+        factor = model.config["max_position_embeddings"] / context
+        return float(np.sqrt(1 + np.log(factor) / np.log(context)))
+    return 1.0

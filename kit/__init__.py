@@ -15,6 +15,7 @@ from kit.errors import (
     CacheFull,
     ClosedError,
     ContextError,
+    ConversionError,
     DeviceLost,
     DTypeError,
     FetchError,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from kit.core.graph import Graph
     from kit.core.tensor import Tensor
     from kit.memory.tracker import Tracker
+    from kit.models.convert import Conversion, convert
     from kit.models.model import Model, load
     from kit.models.sampler import Sampler
     from kit.models.session import Session
@@ -58,6 +60,8 @@ _HOME = {
     "Graph": "kit.core.graph",
     "Tensor": "kit.core.tensor",
     "Tracker": "kit.memory.tracker",
+    "Conversion": "kit.models.convert",
+    "convert": "kit.models.convert",
     "Model": "kit.models.model",
     "load": "kit.models.model",
     "Sampler": "kit.models.sampler",
@@ -76,6 +80,8 @@ __all__ = [
     "ClosedError",
     "Context",
     "ContextError",
+    "Conversion",
+    "ConversionError",
     "DTypeError",
     "Device",
     "DeviceLost",
@@ -98,6 +104,7 @@ __all__ = [
     "UnknownStage",
     "UnsupportedModel",
     "__version__",
+    "convert",
     "devices",
     "find_model",
     "load",

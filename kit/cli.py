@@ -251,6 +251,23 @@ def model_list() -> None:
         click.echo("no model of another tool was found (Hugging Face, Ollama, LM Studio, llama.cpp)")
 
 
+@main.command()
+@click.argument("source", type=click.Path(path_type=Path))
+@click.argument("out", type=_page)
+@click.option("--type", "dtype", default="f16", show_default=True, help="f32, f16, bf16, q8_0, q4_0, q4_K, ...")
+@click.option("--ignore", multiple=True, metavar="FIELD", help="A field of config.json known not to matter.")
+@_threads
+def convert(source: Path, out: Path, dtype: str, ignore: tuple[str, ...], threads: int | None) -> None:
+    """Convert a Hugging Face llama or mistral checkpoint to GGUF, or a GGUF file to another type.
+
+    SOURCE is a folder with config.json, safetensors and a tokenizer, or a GGUF file.
+    """
+    from kit.models.convert import convert as run_convert
+
+    done = run_convert(source, out, dtype, progress=sys.stderr.isatty(), n_threads=threads, ignore=ignore)
+    click.echo(done.text())
+
+
 def _sizes(text: str) -> list[int]:
     """Read ``4KiB,1MB``; raise BadParameter for what is no size."""
     from kit.errors import ArgumentError

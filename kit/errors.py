@@ -67,6 +67,10 @@ class GGUFNotFound(GGUFError, FileNotFoundError):
     """There is no file where a GGUF file was looked for."""
 
 
+class ConversionError(KitError, ValueError):
+    """A checkpoint cannot be converted, or reading or writing it failed; the message names file, tensor and byte."""
+
+
 class UnsupportedModel(KitError, NotImplementedError):
     """A model needs something kit does not have; the message names the key or tensor."""
 

@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from kit.core.gguf_names import PartName
 from kit.models.catalog import KNOWN, cache_folder
 
 
 @dataclass(frozen=True)
 class LocalModel:
-    """A model file on this machine.
+    """A model file on this machine; of a split one its first part, with the bytes of all.
 
     name: as its tool calls it (`llama3.2:1b`, `org/repo/file.gguf`).  tool: who put it there.
     """
@@ -26,10 +27,15 @@ class LocalModel:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Names it can be asked for by, the full one first: also file, stem and `org/repo` alone."""
+        """Names it can be asked for by, the full one first: also file, stem and `org/repo` alone.
+
+        The number of a part may be left out.
+        """
         full = self.name.removesuffix(".gguf")
         file = full.rpartition("/")[2]
         keys = [self.name, full, file + ".gguf", file]
+        if part := PartName.parse(file + ".gguf"):
+            keys += [part.prefix + ".gguf", part.prefix]
         if self.tool == "ollama":
             keys = [self.name, self.name.removesuffix(":latest")]
         elif full.count("/") >= 2:
@@ -78,7 +84,7 @@ def local_models() -> list[LocalModel]:
         for name, path in sorted(place.scan(place.folder)):
             label = fetched.get(name, name) if place.tool == "kit" else name
             try:
-                nbytes = path.stat().st_size
+                nbytes = _n_bytes(path)
             except OSError:
                 continue  # a link whose file is gone
             if (place.tool, label) not in seen:
@@ -93,12 +99,30 @@ def _environment_folder(name: str) -> Path | None:
 
 
 def _scan_files(folder: Path) -> Iterator[tuple[str, Path]]:
-    """All *.gguf below a folder, named by their path in it."""
+    """All *.gguf below a folder, named by their path in it; of a split file the first part that is there."""
     for place, _, names in os.walk(folder):
+        there = set(names)
         for name in names:
-            if name.endswith(".gguf"):
+            if name.endswith(".gguf") and not _is_later_part(name, there):
                 path = Path(place, name)
                 yield path.relative_to(folder).as_posix(), path
+
+
+def _is_later_part(name: str, beside: set[str]) -> bool:
+    part = PartName.parse(name)
+    return part is not None and any(part.other(number) in beside for number in range(1, part.number))
+
+
+def _n_bytes(path: Path) -> int:
+    """Bytes of a file; of a part, those of all parts that are there. Raises OSError where the file is gone."""
+    nbytes = path.stat().st_size
+    part = PartName.parse(path.name)
+    if part is not None:
+        wanted = {part.other(number) for number in range(1, part.count + 1)} - {path.name}
+        nbytes += sum(
+            other.stat().st_size for other in path.parent.iterdir() if other.name in wanted and other.exists()
+        )
+    return nbytes
 
 
 def _scan_hub(hub: Path) -> Iterator[tuple[str, Path]]:

@@ -40,7 +40,14 @@ class Model:
     """
 
     def __init__(
-        self, file: GGUFFile, backend: Backend | None, *, use_mmap: bool, progress: bool, n_threads: int | None
+        self,
+        file: GGUFFile,
+        backend: Backend | None,
+        *,
+        use_mmap: bool,
+        progress: bool,
+        n_threads: int | None,
+        readers: int | None = None,
     ) -> None:
         self.path = file.path
         self.config = LlamaConfig.from_gguf(file)
@@ -52,7 +59,7 @@ class Model:
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
         self._closed = False
         try:
-            self.weights = Weights(file, self.backend, use_mmap=use_mmap, progress=progress)
+            self.weights = Weights(file, self.backend, use_mmap=use_mmap, progress=progress, readers=readers)
         except BaseException:
             if self._owned is not None:
                 self._owned.close()
@@ -163,8 +170,9 @@ def load(
     use_mmap: bool = True,
     progress: bool = True,
     n_threads: int | None = None,
+    readers: int | None = None,
 ) -> Model:
-    """Load a model from a path, or by the name of one kit knows or finds on this machine.
+    """Load a model from a path (any part of a split file), or by the name of one kit knows or finds on this machine.
 
     Args:
         name_or_path: see `kit.find_model`.
@@ -172,10 +180,11 @@ def load(
         use_mmap: map the file instead of reading it.
         progress: show a bar while reading.
         n_threads: CPU threads of the model's own backend.
+        readers: how many read the file at once where it is read, 1 to 64 (default 4); see ``model.weights.trace``.
 
     Raises:
         ModelNotFound, GGUFError, UnsupportedModel, OutOfMemory: each says what is wrong, with what, and what to do.
     """
     with scope("load"):
         file = GGUFFile(find_model(name_or_path))
-        return Model(file, backend, use_mmap=use_mmap, progress=progress, n_threads=n_threads)
+        return Model(file, backend, use_mmap=use_mmap, progress=progress, n_threads=n_threads, readers=readers)

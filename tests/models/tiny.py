@@ -81,8 +81,19 @@ KINDS: dict[str, dict[str, Any]] = {
 UNSET = object()
 
 
-def write(path: str | os.PathLike[str], model: Tiny, *, vocab: bool = True, **changes: Any) -> None:
-    """Write ``model``; ``changes`` replace metadata values by key (dots as two underscores), UNSET leaves one out."""
+def write(
+    path: str | os.PathLike[str],
+    model: Tiny,
+    *,
+    vocab: bool = True,
+    split: int = 0,
+    empty_first: bool = False,
+    **changes: Any,
+) -> None:
+    """Write ``model``; ``changes`` replace metadata values by key (dots as two underscores), UNSET leaves one out.
+
+    ``split`` is the number of tensors in each part of a split file, ``empty_first`` gives the first part none.
+    """
     values: dict[str, Any] = {
         "context_length": 512,
         "embedding_length": model.n_embd,
@@ -99,7 +110,9 @@ def write(path: str | os.PathLike[str], model: Tiny, *, vocab: bool = True, **ch
     if model.rope_scale != 1:
         values |= {"rope.scaling.type": "linear", "rope.scaling.factor": 1 / model.rope_scale}
     values |= {key.replace("__", "."): value for key, value in changes.items() if key != "architecture"}
-    writer = gguf.GGUFWriter(os.fspath(path), changes.get("architecture", "llama"))
+    writer = gguf.GGUFWriter(
+        os.fspath(path), changes.get("architecture", "llama"), split_max_tensors=split, small_first_shard=empty_first
+    )
     for key, value in values.items():
         if value is not UNSET:
             _add(writer, "llama." + key, value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,16 +101,25 @@ def _environment_folder(name: str) -> Path | None:
 def _scan_files(folder: Path) -> Iterator[tuple[str, Path]]:
     """All *.gguf below a folder, named by their path in it; of a split file the first part that is there."""
     for place, _, names in os.walk(folder):
-        there = set(names)
-        for name in names:
-            if name.endswith(".gguf") and not _is_later_part(name, there):
-                path = Path(place, name)
-                yield path.relative_to(folder).as_posix(), path
+        for name in _without_later_parts(name for name in names if name.endswith(".gguf")):
+            path = Path(place, name)
+            yield path.relative_to(folder).as_posix(), path
 
 
-def _is_later_part(name: str, beside: set[str]) -> bool:
-    part = PartName.parse(name)
-    return part is not None and any(part.other(number) in beside for number in range(1, part.number))
+def _without_later_parts(names: Iterable[str]) -> Iterator[str]:
+    """Yield the names of a folder, of the parts of one split file only the lowest there is."""
+    firsts: dict[tuple[str, int], PartName] = {}
+    for name in names:
+        part = PartName.parse(name)
+        if part is None:
+            yield name
+        elif (first := firsts.setdefault((part.prefix, part.count), part)).number > part.number:
+            firsts[first.prefix, first.count] = part
+    yield from (part.other(part.number) for part in firsts.values())
+
+
+def _same_model(one: PartName | None, other: PartName) -> bool:
+    return one is not None and one != other and (one.prefix, one.count) == (other.prefix, other.count)
 
 
 def _n_bytes(path: Path) -> int:
@@ -118,10 +127,9 @@ def _n_bytes(path: Path) -> int:
     nbytes = path.stat().st_size
     part = PartName.parse(path.name)
     if part is not None:
-        wanted = {part.other(number) for number in range(1, part.count + 1)} - {path.name}
-        nbytes += sum(
-            other.stat().st_size for other in path.parent.iterdir() if other.name in wanted and other.exists()
-        )
+        for other in path.parent.iterdir():
+            if _same_model(PartName.parse(other.name), part) and other.exists():
+                nbytes += other.stat().st_size
     return nbytes
 
 

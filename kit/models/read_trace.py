@@ -94,20 +94,32 @@ class ReadTrace:
                 nbytes, took = sum(r.nbytes for r in reads), reads[-1].end_ns - reads[0].start_ns
                 rate = f"{bytes_text(round(nbytes * 1e9 / took))}/s" if took else ""
                 span = f"{reads[0].offset} to {reads[-1].end}"
-                row = (str(reader.number), path.name, span, str(len(reads)), bytes_text(nbytes), time_text(took), rate)
+                row = (
+                    str(reader.number),
+                    _printable(path.name),
+                    span,
+                    str(len(reads)),
+                    bytes_text(nbytes),
+                    time_text(took),
+                    rate,
+                )
                 rows.append(row)
         return rows
 
-    def text(self) -> str:
-        """Return a table, and under it a line per reader: how far through its bytes it was as time went by."""
+    @property
+    def title(self) -> str:
+        """One line: how many readers, how much, in what order."""
         order = "each from front to back" if self.sequential else "NOT each from front to back"
         who = f"{len(self.readers)} reader{'' if len(self.readers) == 1 else 's'}"
-        title = f"{who}, {bytes_text(self.nbytes)} in {self.n_reads} read{'' if self.n_reads == 1 else 's'}, {order}"
+        return f"{who}, {bytes_text(self.nbytes)} in {self.n_reads} read{'' if self.n_reads == 1 else 's'}, {order}"
+
+    def text(self) -> str:
+        """Return a table, and under it a line per reader: how far through its bytes it was as time went by."""
         table = [("reader", "file", "bytes", "reads", "size", "time", "rate"), *self.rows()]
         widths = [max(len(row[i]) for row in table) for i in range(7)]
         lines = ["  ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True)).rstrip() for row in table]
         pictures = [f"{reader.number:>6}  {self._picture(reader)}" for reader in self.readers]
-        return "\n".join([title, *lines, f"share read, over {time_text(self.took_ns)}", *pictures])
+        return "\n".join([self.title, *lines, f"share read, over {time_text(self.took_ns)}", *pictures])
 
     def _picture(self, reader: ReaderTrace) -> str:
         """A column per slice of the whole time; the higher, the more of the reader's bytes were there by then."""
@@ -125,3 +137,8 @@ class ReadTrace:
 
     def __repr__(self) -> str:
         return self.text()
+
+
+def _printable(name: str) -> str:
+    """A file's name may hold anything; control codes could steer a terminal."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in name)

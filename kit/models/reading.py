@@ -142,7 +142,7 @@ class _Reader:
     def _read(self, chunk: Chunk) -> None:
         if self._part is not chunk.part:
             self._close()
-            self._file, self._part = open_part(chunk.part), chunk.part
+            self._file, self._part = open_part(chunk.part, for_chunk=chunk), chunk.part
         assert self._file is not None
         start = time.perf_counter_ns()
         read_chunk(self._file.fileno(), chunk)
@@ -156,8 +156,8 @@ class _Reader:
             self._file = None
 
 
-def open_part(part: GGUFPart) -> FileIO:
-    """Open a file of a model for reading.
+def open_part(part: GGUFPart, for_chunk: Chunk | None = None) -> FileIO:
+    """Open a file of a model for reading, or mapping; what for is told where the system refuses.
 
     Raises:
         GGUFNotFound: it has gone. GGUFError: the system refuses, or it is not the file whose header was read.
@@ -167,7 +167,11 @@ def open_part(part: GGUFPart) -> FileIO:
     except FileNotFoundError as error:
         raise GGUFNotFound(f"{part.path}: the file has gone since its header was read") from error
     except OSError as error:
-        raise _refused(part, error, f"{part.path}: the file cannot be opened") from error
+        if for_chunk is None:
+            raise _refused(part, error, f"{part.path}: the file cannot be opened") from error
+        tensor, offset = _tensor_at(for_chunk, for_chunk.offset), for_chunk.offset
+        message = f"{part.path}: the file cannot be opened to read tensor {tensor!r} at byte {offset}"
+        raise _refused(part, error, message, tensor=tensor, offset=offset) from error
     try:
         facts = os.fstat(file.fileno())
         if (facts.st_dev, facts.st_ino) != part.identity[:2]:

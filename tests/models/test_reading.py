@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import pathlib
+import resource
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -356,3 +358,51 @@ def test_a_file_that_becomes_shorter_while_it_is_read(split, backend, small_chun
         Weights(file, backend, use_mmap=False, progress=False, readers=1)
     info = file.tensors[caught.value.tensor]
     assert info.offset <= size < info.offset + info.nbytes and caught.value.errno is None
+
+
+@contextlib.contextmanager
+def no_descriptor_left() -> Iterator[None]:
+    """The system gives this process no further file descriptor."""
+    limits, taken = resource.getrlimit(resource.RLIMIT_NOFILE), []
+    highest = max(int(name) for name in os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, limits[1]))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.dup(0))
+        yield
+    finally:
+        for descriptor in taken:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_a_process_out_of_descriptors_is_told_so(split, backend):
+    file = GGUFFile(split[0])
+    with no_descriptor_left(), pytest.raises(GGUFReadError, match=r"Too many open files \(EMFILE 24\)") as caught:
+        Weights(file, backend, use_mmap=False, progress=False, readers=2)
+    assert caught.value.tensor in file.tensors
+    assert file.tensors[caught.value.tensor].path == caught.value.filename
+    with no_descriptor_left(), pytest.raises(kit.GGUFError, match=r"m-0000\d-of-00004\.gguf.*EMFILE"):
+        Weights(file, backend)
+
+
+@contextlib.contextmanager
+def forbidden(path: pathlib.Path) -> Iterator[None]:
+    """The file may not be read; root, who may read all, becomes nobody, whom root's folders keep out."""
+    user, mode = os.geteuid(), path.stat().st_mode
+    if user == 0:
+        os.seteuid(65534)
+    else:
+        path.chmod(0)
+    try:
+        yield
+    finally:
+        os.seteuid(user) if user == 0 else path.chmod(mode)
+
+
+@pytest.mark.parametrize("use_mmap", [True, False])
+def test_a_file_that_may_not_be_read_is_told_so(split, backend, use_mmap):
+    file = GGUFFile(split[0])
+    with forbidden(split[0]), pytest.raises(GGUFReadError, match=r"m-0.*Permission denied \(EACCES 13\)"):
+        Weights(file, backend, use_mmap=use_mmap, progress=False)

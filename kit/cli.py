@@ -102,11 +102,14 @@ def gguf(file: str, as_json: bool, tensors: bool) -> None:
         return
     from rich.text import Text
 
-    from kit.views.terminal import console, file_line, file_table, key_table, tensor_table
+    from kit.views.terminal import console, file_line, file_table, key_table, parts_table, tensor_table
 
     screen = console()
     screen.print(Text(file_line(opened), "bold"))
     screen.print()
+    if len(opened.parts) > 1:
+        screen.print(parts_table(opened))
+        screen.print()
     screen.print(key_table(opened, opened.metadata))
     screen.print()
     screen.print(tensor_table(opened) if tensors else file_table(opened))
@@ -288,14 +291,24 @@ def _require_writable(path: Path, option: str) -> None:
 
 def _gguf_data(file: Any) -> dict[str, Any]:
     tensors = [
-        {"name": i.name, "ne": i.ne, "shape": i.shape, "type": i.dtype, "nbytes": i.nbytes, "offset": i.offset}
+        {
+            "name": i.name,
+            "ne": i.ne,
+            "shape": i.shape,
+            "type": i.dtype,
+            "nbytes": i.nbytes,
+            "offset": i.offset,
+            "part": i.part,
+        }
         for i in file.tensors.values()
     ]
+    parts = [{"path": str(p.path), "nbytes": p.nbytes, "n_tensors": p.n_tensors} for p in file.parts]
     return {
         "path": str(file.path),
         "version": file.version,
         "alignment": file.alignment,
         "nbytes": file.nbytes,
+        "parts": parts,
         "metadata": {key: _plain(file.metadata[key]) for key in file.metadata},
         "tensors": tensors,
     }

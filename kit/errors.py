@@ -71,6 +71,22 @@ class ConversionError(KitError, ValueError):
     """A checkpoint cannot be converted, or reading or writing it failed; the message names file, tensor and byte."""
 
 
+class GGUFReadError(GGUFError, OSError):
+    """Reading tensor data failed; `filename`, `tensor`, `offset` say where, `errno` why (None: the file ended)."""
+
+    def __init__(
+        self, message: str, *, path: object = None, tensor: str = "", offset: int = 0, number: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.filename = path
+        self.tensor = tensor
+        self.offset = offset
+        self.errno = number
+
+    def __str__(self) -> str:  # OSError would show its errno and file name instead of the message
+        return str(self.args[0])
+
+
 class UnsupportedModel(KitError, NotImplementedError):
     """A model needs something kit does not have; the message names the key or tensor."""
 

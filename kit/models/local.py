@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from kit.core.gguf_names import PartName
 from kit.models.catalog import KNOWN, cache_folder
 
 
 @dataclass(frozen=True)
 class LocalModel:
-    """A model file on this machine.
+    """A model file on this machine; of a split one its first part, with the bytes of all.
 
     name: as its tool calls it (`llama3.2:1b`, `org/repo/file.gguf`).  tool: who put it there.
     """
@@ -26,10 +27,15 @@ class LocalModel:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Names it can be asked for by, the full one first: also file, stem and `org/repo` alone."""
+        """Names it can be asked for by, the full one first: also file, stem and `org/repo` alone.
+
+        The number of a part may be left out.
+        """
         full = self.name.removesuffix(".gguf")
         file = full.rpartition("/")[2]
         keys = [self.name, full, file + ".gguf", file]
+        if part := PartName.parse(file + ".gguf"):
+            keys += [part.prefix + ".gguf", part.prefix]
         if self.tool == "ollama":
             keys = [self.name, self.name.removesuffix(":latest")]
         elif full.count("/") >= 2:
@@ -78,7 +84,7 @@ def local_models() -> list[LocalModel]:
         for name, path in sorted(place.scan(place.folder)):
             label = fetched.get(name, name) if place.tool == "kit" else name
             try:
-                nbytes = path.stat().st_size
+                nbytes = _n_bytes(path)
             except OSError:
                 continue  # a link whose file is gone
             if (place.tool, label) not in seen:
@@ -93,12 +99,38 @@ def _environment_folder(name: str) -> Path | None:
 
 
 def _scan_files(folder: Path) -> Iterator[tuple[str, Path]]:
-    """All *.gguf below a folder, named by their path in it."""
+    """All *.gguf below a folder, named by their path in it; of a split file the first part that is there."""
     for place, _, names in os.walk(folder):
-        for name in names:
-            if name.endswith(".gguf"):
-                path = Path(place, name)
-                yield path.relative_to(folder).as_posix(), path
+        for name in _without_later_parts(name for name in names if name.endswith(".gguf")):
+            path = Path(place, name)
+            yield path.relative_to(folder).as_posix(), path
+
+
+def _without_later_parts(names: Iterable[str]) -> Iterator[str]:
+    """Yield the names of a folder, of the parts of one split file only the lowest there is."""
+    firsts: dict[tuple[str, int], PartName] = {}
+    for name in names:
+        part = PartName.parse(name)
+        if part is None:
+            yield name
+        elif (first := firsts.setdefault((part.prefix, part.count), part)).number > part.number:
+            firsts[first.prefix, first.count] = part
+    yield from (part.other(part.number) for part in firsts.values())
+
+
+def _same_model(one: PartName | None, other: PartName) -> bool:
+    return one is not None and one != other and (one.prefix, one.count) == (other.prefix, other.count)
+
+
+def _n_bytes(path: Path) -> int:
+    """Bytes of a file; of a part, those of all parts that are there. Raises OSError where the file is gone."""
+    nbytes = path.stat().st_size
+    part = PartName.parse(path.name)
+    if part is not None:
+        for other in path.parent.iterdir():
+            if _same_model(PartName.parse(other.name), part) and other.exists():
+                nbytes += other.stat().st_size
+    return nbytes
 
 
 def _scan_hub(hub: Path) -> Iterator[tuple[str, Path]]:

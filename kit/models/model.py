@@ -50,6 +50,7 @@ class Model:
         progress: bool,
         n_threads: int | None,
         sliding_window: bool,
+        readers: int | None = None,
     ) -> None:
         self.path = file.path
         self.config = LlamaConfig.from_gguf(file, sliding_window=sliding_window)
@@ -61,7 +62,7 @@ class Model:
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
         self._closed = False
         try:
-            self.weights = Weights(file, self.backend, use_mmap=use_mmap, progress=progress)
+            self.weights = Weights(file, self.backend, use_mmap=use_mmap, progress=progress, readers=readers)
         except BaseException:
             if self._owned is not None:
                 self._owned.close()
@@ -187,8 +188,9 @@ def load(
     progress: bool = True,
     n_threads: int | None = None,
     sliding_window: bool = True,
+    readers: int | None = None,
 ) -> Model:
-    """Load a model from a path, or by the name of one kit knows or finds on this machine.
+    """Load a model from a path (any part of a split file), or by the name of one kit knows or finds on this machine.
 
     Args:
         name_or_path: see `kit.find_model`.
@@ -197,6 +199,7 @@ def load(
         progress: show a bar while reading.
         n_threads: CPU threads of the model's own backend.
         sliding_window: False lets attention see all tokens where the file asks for a window, as llama.cpp does.
+        readers: how many read the file at once where it is read, 1 to 64 (default 4); see ``model.weights.trace``.
 
     Raises:
         ModelNotFound, GGUFError, UnsupportedModel, OutOfMemory: each says what is wrong, with what, and what to do.
@@ -204,5 +207,11 @@ def load(
     with scope("load"):
         file = GGUFFile(find_model(name_or_path))
         return Model(
-            file, backend, use_mmap=use_mmap, progress=progress, n_threads=n_threads, sliding_window=sliding_window
+            file,
+            backend,
+            use_mmap=use_mmap,
+            progress=progress,
+            n_threads=n_threads,
+            sliding_window=sliding_window,
+            readers=readers,
         )

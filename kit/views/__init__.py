@@ -9,13 +9,24 @@ from kit.views.bars import PurposeBars
 from kit.views.form import View
 from kit.views.growth import GrowthView
 from kit.views.lens_grid import LensGrid
+from kit.views.reads import ReadsView
 from kit.views.run_view import RunView
 from kit.views.stage_table import StageTable
 
 if TYPE_CHECKING:
     from kit.models.run import Run
 
-__all__ = ["AttentionView", "GrowthView", "LensGrid", "PurposeBars", "RunView", "StageTable", "View", "view"]
+__all__ = [
+    "AttentionView",
+    "GrowthView",
+    "LensGrid",
+    "PurposeBars",
+    "ReadsView",
+    "RunView",
+    "StageTable",
+    "View",
+    "view",
+]
 
 
 def view(run: Run) -> RunView:

@@ -66,11 +66,29 @@ def devices_table(devices: Iterable[Device]) -> Table:
 
 def file_table(file: GGUFFile) -> Table:
     """Return the tensors of a GGUF file, those of all blocks folded to one line."""
-    rows = [
-        (Text(safe(f.pattern, 40)), f"x {f.count}" if f.count > 1 else "", f.dtype, f.ne, bytes_text(f.nbytes))
-        for f in fold_tensors(file.tensors.values())
+    folds = fold_tensors(file.tensors.values())
+    split = len(file.parts) > 1
+    rows: list[tuple[str | Text, ...]] = [
+        (
+            Text(safe(f.pattern, 40)),
+            f"x {f.count}" if f.count > 1 else "",
+            f.dtype,
+            f.ne,
+            bytes_text(f.nbytes),
+            *([f.parts] if split else []),
+        )
+        for f in folds
     ]
-    return table(("tensors", "", "type", "ne", "bytes"), rows, right=(4,))
+    return table(("tensors", "", "type", "ne", "bytes", *(["in"] if split else [])), rows, right=(4,))
+
+
+def parts_table(file: GGUFFile) -> Table:
+    """Return a row per file of a split model."""
+    rows = [
+        (str(part.number), safe(part.path.name, 80), str(part.n_tensors), bytes_text(part.nbytes))
+        for part in file.parts
+    ]
+    return table(("part", "file", "tensors", "bytes"), rows, right=(0, 2, 3))
 
 
 def file_line(file: GGUFFile) -> str:
@@ -108,10 +126,20 @@ def key_table(file: GGUFFile, keys: Iterable[str]) -> Table:
 
 def tensor_table(file: GGUFFile) -> Table:
     """Return a row per tensor of a GGUF file."""
+    split = len(file.parts) > 1
     rows = [
-        (safe(i.name, 60), i.dtype, ne_text(i.ne), bytes_text(i.nbytes), str(i.offset)) for i in file.tensors.values()
+        (
+            safe(i.name, 60),
+            i.dtype,
+            ne_text(i.ne),
+            bytes_text(i.nbytes),
+            str(i.offset),
+            *([str(i.part)] if split else []),
+        )
+        for i in file.tensors.values()
     ]
-    return table(("tensor", "type", "ne", "bytes", "at byte"), rows, right=(3, 4))
+    head = ("tensor", "type", "ne", "bytes", "at byte", *(["of part"] if split else []))
+    return table(head, rows, right=(3, 4, 5) if split else (3, 4))
 
 
 def bars_table(bars: PurposeBars) -> Table:

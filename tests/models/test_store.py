@@ -393,6 +393,22 @@ def test_a_model_is_found_by_each_of_its_names(others, name, end):
     assert path.as_posix().endswith(end) and path.is_file()
 
 
+def test_a_split_model_is_listed_once_with_the_bytes_of_its_parts_and_found_by_its_plain_name(home):
+    folder = home / ".lmstudio/models/pub/Big-GGUF"
+    for number in (3, 1, 2):
+        put(folder / f"Big-Q4-{number:05}-of-00003.gguf", b"GGUF" * number)
+    put(folder / "Big-Q8-00002-of-00002.gguf")  # its first part is not there
+    put(folder / "Big-Q4-00004-of-00003.gguf")  # no part: there are three
+    models = {model.name.removeprefix("pub/Big-GGUF/"): model.nbytes for model in store.local_models()}
+    assert models == {
+        "Big-Q4-00001-of-00003.gguf": 24,
+        "Big-Q8-00002-of-00002.gguf": 4,
+        "Big-Q4-00004-of-00003.gguf": 4,
+    }
+    for name in ("big-q4", "Big-Q4.gguf", "Big-Q4-00001-of-00003", "pub/Big-GGUF/Big-Q4-00001-of-00003.gguf"):
+        assert store.find_model(name) == folder / "Big-Q4-00001-of-00003.gguf"
+
+
 @pytest.mark.parametrize(
     ("variable", "file"),
     [

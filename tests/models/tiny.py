@@ -145,11 +145,22 @@ KINDS: dict[str, dict[str, Any]] = {
 UNSET = object()
 
 
-def write(path: str | os.PathLike[str], model: Tiny, *, vocab: bool = True, **changes: Any) -> None:
-    """Write ``model``; ``changes`` replace metadata values by key (dots as two underscores), UNSET leaves one out."""
+def write(
+    path: str | os.PathLike[str],
+    model: Tiny,
+    *,
+    vocab: bool = True,
+    split: int = 0,
+    empty_first: bool = False,
+    **changes: Any,
+) -> None:
+    """Write ``model``; ``changes`` replace metadata values by key (dots as two underscores), UNSET leaves one out.
+
+    ``split`` is the number of tensors in each part of a split file, ``empty_first`` gives the first part none.
+    """
     architecture = changes.pop("architecture", "mistral3" if model.temperature else "llama")
     values = _metadata(model) | {key.replace("__", "."): value for key, value in changes.items()}
-    writer = gguf.GGUFWriter(os.fspath(path), architecture)
+    writer = gguf.GGUFWriter(os.fspath(path), architecture, split_max_tensors=split, small_first_shard=empty_first)
     for key, value in values.items():
         if value is not UNSET:
             _add(writer, f"{architecture}.{key}", value)

@@ -4,6 +4,10 @@
  * ggml_build_forward_expand() recurses once per link of a chain and overflows an 8 MiB stack at about
  * 200,000 nodes. Given every tensor after its sources, its recursion stays one deep. The order
  * is the one ggml itself would produce: sources left to right, each before its user.
+ *
+ * ggml's allocators of graphs place a tensor that has no data and trust one that has: after another graph was
+ * allocated, what they placed points into memory that may have been freed. So what they place is marked, and
+ * taken back when the graph leaves its allocator.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -107,6 +111,27 @@ bool kit_graph_order(struct ggml_tensor **outputs, int n_outputs, kit_order *ord
 
 void kit_graph_fill(struct ggml_cgraph *graph, const kit_order *order) {
     for (size_t i = 0; i < order->n_tensors; i++) ggml_build_forward_expand(graph, order->tensors[i]);
+}
+
+/* A bit ggml does not use: the tensor's place came from an allocator of graphs, and ends with it. */
+enum { PLACED = 1 << 30 };
+
+void kit_graph_will_be_placed(struct ggml_cgraph *graph) {
+    for (int i = 0; i < ggml_graph_n_nodes(graph); i++) {
+        struct ggml_tensor *node = ggml_graph_node(graph, i);
+        if (!node->data || (node->view_src && !node->buffer)) node->flags |= PLACED;
+    }
+}
+
+void kit_graph_unplace(struct ggml_cgraph *graph) {
+    for (int i = 0; i < ggml_graph_n_nodes(graph); i++) kit_tensor_unplace(ggml_graph_node(graph, i));
+}
+
+void kit_tensor_unplace(struct ggml_tensor *tensor) {
+    if (!(tensor->flags & PLACED)) return;
+    tensor->data = NULL;
+    tensor->buffer = NULL;
+    tensor->flags &= ~PLACED;
 }
 
 void kit_order_free(kit_order *order) {

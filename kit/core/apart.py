@@ -80,16 +80,21 @@ class ApartGraph:
     def close(self) -> None:
         """Give the compute memory back; a second call does nothing."""
         with turn(), uninterrupted:
+            if self._finalizer.alive:
+                self.graph.unplace()
             self._finalizer()
 
 
 def _allocate(allocator: Any, graph: Graph, owner: str) -> None:
+    graph.unplace()
     size = ffi.new("size_t *")
     probe = lib.ggml_gallocr_new(lib.ggml_backend_cpu_buffer_type())
     lib.ggml_gallocr_reserve_n_size(probe, graph.handle, ffi.NULL, ffi.NULL, size)
     lib.ggml_gallocr_free(probe)
     refuse_impossible(int(size[0]), "CPU", f"the compute memory of {owner}", True)
+    lib.kit_graph_will_be_placed(graph.handle)
     if not lib.ggml_gallocr_alloc_graph(allocator, graph.handle):
+        graph.unplace()
         raise OutOfMemory(f"no room for the compute memory of {owner}", nbytes=int(size[0]), device="CPU")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from kit.core import ledger
@@ -16,6 +16,7 @@ from kit.errors import ArgumentError, BusyError, ClosedError, OutOfMemory
 
 if TYPE_CHECKING:
     from kit.core.graph import Graph
+    from kit.core.tensor import Tensor
 
 #: Beyond this many nodes on a lone CPU the scheduler's tables (about 20 KB of address space a node)
 #: cost more than they are worth, and the graph gets an allocator of its own.
@@ -108,6 +109,14 @@ class Backend:
             if not self.closed and self._state.current() is graph:
                 self._state.reset()
 
+    def vacate(self, tensors: Iterable[Tensor]) -> None:
+        """Take back the places earlier computations gave to ``tensors``: they get memory of their own."""
+        with turn(), uninterrupted:
+            self._state.refuse_nested()
+            self._state.reset()
+            for tensor in tensors:
+                lib.kit_tensor_unplace(tensor.p)
+
     @property
     def compute_nbytes(self) -> int:
         """Bytes of the compute buffers as they are now."""
@@ -142,6 +151,7 @@ class _State:
         self.capacity = 0
         self.allocator: Any = None
         self.current: Callable[[], Graph | None] = _nothing
+        self.planned = 0  # number of the graph the scheduler's plan was made for
         self.number = 0
         self.name = text(lib.ggml_backend_name(handles[0]))
         for handle in handles:
@@ -150,21 +160,33 @@ class _State:
 
     def allocate(self, graph: Graph) -> None:
         self.reset()
+        graph.unplace()
         self._refuse_too_large(graph)
-        if self._large(graph):
-            self.allocator = lib.ggml_gallocr_new(lib.ggml_backend_get_default_buffer_type(self.handles[-1]))
-            done = lib.ggml_gallocr_alloc_graph(self.allocator, graph.handle)
-        else:
-            self._ensure_scheduler(graph)
-            done = lib.ggml_backend_sched_alloc_graph(self.scheduler, graph.handle)
-        if not done:
+        lib.kit_graph_will_be_placed(graph.handle)
+        if not (self._allocate_large if self._large(graph) else self._allocate_scheduled)(graph):
+            graph.unplace()
             self.reset()
             raise OutOfMemory(f"no room for the compute buffer of a graph of {graph.n_nodes} nodes", device=self.name)
         self.current = weakref.ref(graph)
         self._enter()
 
+    def _allocate_large(self, graph: Graph) -> bool:
+        self.allocator = lib.ggml_gallocr_new(lib.ggml_backend_get_default_buffer_type(self.handles[-1]))
+        return bool(lib.ggml_gallocr_alloc_graph(self.allocator, graph.handle))
+
+    def _allocate_scheduled(self, graph: Graph) -> bool:
+        """Plan, then place: left to itself, ggml goes by the plan of any graph with as many nodes of these sizes."""
+        self._ensure_scheduler(graph)
+        if self.planned != graph.number and not lib.ggml_backend_sched_reserve(self.scheduler, graph.handle):
+            self.drop_scheduler()
+            return False
+        self.planned = graph.number
+        return bool(lib.ggml_backend_sched_alloc_graph(self.scheduler, graph.handle))
+
     def reserve(self, graph: Graph) -> None:
         self.reset()
+        graph.unplace()
+        self.planned = 0
         self._ensure_scheduler(graph)
         self._refuse_too_large(graph)
         if not lib.ggml_backend_sched_reserve(self.scheduler, graph.handle):
@@ -210,6 +232,9 @@ class _State:
 
     def reset(self) -> None:
         """Forget the allocated graph; buffers stay for the next one."""
+        graph = self.current()
+        if graph is not None:
+            graph.unplace()
         self.current = _nothing
         if self.scheduler is not None:
             lib.ggml_backend_sched_reset(self.scheduler)
@@ -241,6 +266,7 @@ class _State:
 
     def drop_scheduler(self) -> None:
         self.current = _nothing
+        self.planned = 0
         if self.scheduler is not None:
             lib.ggml_backend_sched_free(self.scheduler)
             self.scheduler = None

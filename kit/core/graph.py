@@ -87,6 +87,16 @@ class Graph:
                 raise core.dead(core.name, core.closed, self.name)
         return self._native.handle
 
+    @property
+    def number(self) -> int:
+        """What tells this graph from every other of the process; never 0."""
+        return self._native.number
+
+    def unplace(self) -> None:
+        """Take back the places an allocator of graphs gave to the nodes; the outputs' own memory stays."""
+        if not self._native.freed:
+            lib.kit_graph_unplace(self._native.handle)
+
     def uses_core(self, core: Core) -> bool:
         """Whether nodes or leaves of the graph lie in ``core``."""
         return any(own is core for own, _ in self._cores)
@@ -184,6 +194,7 @@ class Graph:
     def _allocate_outputs(self) -> None:
         """Give the outputs memory of their own, in one buffer; an output that is a view gives it to its root."""
         roots = {t.root.address: t.root for t in self.outputs}
+        self.backend.vacate(roots.values())
         wanting = [t for t in roots.values() if t.p.buffer == ffi.NULL and t.op != "NONE"]
         if not wanting:
             return

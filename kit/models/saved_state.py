@@ -136,7 +136,7 @@ def put_rows(cache: KVCache, n_tokens: int, data: memoryview) -> None:
             if permuted:
                 whole = _columns(tensor, cache)
                 n_element = whole.shape[-1]
-                whole[:, :n_tokens] = rows.reshape(n_tokens, -1, n_element).swapaxes(0, 1)
+                whole[:, :n_tokens] = rows.reshape(n_tokens, len(whole), n_element).swapaxes(0, 1)
                 rows = whole.reshape(-1)
             transfer.set_bytes(tensor.p, rows)
 

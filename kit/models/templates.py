@@ -81,9 +81,9 @@ class ChatTemplate:
             raise TemplateError(f"{shown} is missing; leave the name out for the file's own template")
         if text is None:
             text = form_for(tokenizer)
+            if text is None:
+                raise TemplateError(f"{shown} is missing; give one of the built-in forms: {', '.join(FORMS)}")
             shown = f"the built-in form {text} for {source}"
-        if text is None:
-            raise TemplateError(f"{shown} is missing; give one of the built-in forms: {', '.join(FORMS)}")
         if not isinstance(text, str):
             raise TemplateError(f"{shown} is a {type(text).__name__}, expected a string")
         return cls(text, name=shown, **special_texts(tokenizer))

@@ -5,6 +5,10 @@
 - ``plain``: values lie as they come and are copied into order in each pass. Used when somebody looks at the
   scores of a session whose cache is laid out for flash.
 - ``flash``: ggml's fused operation; no scores exist.
+
+What each asks for: ``flash`` a mask of f16; ``permuted`` values that are not quantized, because the blocks of a
+quantized row cannot be taken apart; ``plain`` turns quantized values into f32 first. Any head size will do where
+ggml itself has the operations, and ggml is asked.
 """
 
 from __future__ import annotations
@@ -13,7 +17,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kit.core import ops
+from kit.core.backend import Backend
+from kit.core.context import Context
+from kit.core.dtypes import dtype_of
+from kit.core.native import lib
 from kit.core.tensor import Tensor
+from kit.errors import ArgumentError, KitError
+from kit.models.cache import PAD, CacheTypes
+from kit.models.config import LlamaConfig
 
 Kind = Literal["permuted", "plain", "flash"]
 
@@ -34,13 +45,59 @@ class Choice:
         return f"{self.kind} attention ({self.reason})"
 
 
-def choose(flash: bool | None) -> Choice:
-    """Return the implementation for a session opened with ``flash_attn=flash``."""
+def choose(flash: bool | None, types: CacheTypes, config: LlamaConfig, backend: Backend) -> Choice:
+    """Return the implementation for a session opened with ``flash_attn=flash``.
+
+    Raises:
+        ArgumentError: it was asked for what no device of ``backend`` has, or declined where nothing else will do.
+        DTypeError: a cache type that does not fit the model's heads.
+    """
+    types.check(config)
+    if flash is False and types.quantized_values:
+        raise ArgumentError(f"cache_type_v={types.v!r} is read by flash attention only; leave flash_attn out, or f16")
+    choice = _wanted(flash, types)
+    missing = missing_operation(choice.kind, types, config, backend)
+    if missing is not None:
+        raise ArgumentError(
+            f"{choice.kind} attention over a cache of {types} needs {missing} for {config.head_dim} dims a head, "
+            f"which no device of {', '.join(backend.devices)} has; choose another cache_type or flash_attn"
+        )
+    return choice
+
+
+def _wanted(flash: bool | None, types: CacheTypes) -> Choice:
     if flash:
         return Choice("flash", "asked for; scores switch a pass to plain")
+    if types.quantized_values:
+        return Choice("flash", f"{types.v} values cannot lie permuted; scores switch a pass to plain")
     if flash is None:
         return Choice("permuted", "the default: scores can be seen in the same pass, values are read without a copy")
     return Choice("permuted", "flash attention was declined")
+
+
+def missing_operation(kind: Kind, types: CacheTypes, config: LlamaConfig, backend: Backend) -> str | None:
+    """Return the ggml operation that ``kind`` needs and no device of ``backend`` has, or None."""
+    with Context(backend, name="attention probe", slots=32) as context:
+        kv, dim = config.n_head_kv, config.head_dim
+        shape = (kv, dim, PAD) if kind == "permuted" else (PAD, kv * dim)
+        keys, values = context.tensor((PAD, kv * dim), types.k), context.tensor(shape, types.v)
+        q = context.tensor((1, config.n_head, dim))
+        mask = context.tensor((1, PAD), mask_dtype(kind))
+        try:
+            heads = attend(kind, q, keys, values, mask, PAD, kv).heads
+        except KitError as error:
+            return str(error)
+        graph = context.graph(heads)
+        for index, node in enumerate(graph.nodes()):
+            raw = lib.ggml_graph_node(graph.handle, index)
+            if not any(lib.ggml_backend_supports_op(handle, raw) for handle in backend.handles):
+                return node.op
+    return None
+
+
+def mask_dtype(kind: Kind) -> str:
+    """Return the element type of the mask ``kind`` takes."""
+    return "f16" if kind == "flash" else "f32"
 
 
 @dataclass(frozen=True)
@@ -64,11 +121,16 @@ def attend(kind: Kind, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, n_
     if kind == "flash":
         v = ops.permute(values[:n_kv].reshape(n_kv, n_head_kv, head_dim), (1, 0, 2))
         return Attended(ops.flash_attn_ext(q, k, v, mask, scale=scale), None)
-    if kind == "permuted":
-        v = values[..., :n_kv]  # (kv_heads, head_dim, n_kv)
-    else:
-        v = ops.cont(ops.permute(values[:n_kv].reshape(n_kv, n_head_kv, head_dim), (1, 2, 0)))
+    v = values[..., :n_kv] if kind == "permuted" else _ordered(values[:n_kv], n_head_kv)  # (kv_heads, head_dim, n_kv)
     products = ops.mul_mat(k, q)  # (heads, tokens, n_kv)
     scores = ops.soft_max_ext(products, mask, scale)
     mixed = ops.mul_mat(v, scores)  # (heads, tokens, head_dim)
     return Attended(ops.cont(ops.permute(mixed, (1, 0, 2))), scores)
+
+
+def _ordered(values: Tensor, n_head_kv: int) -> Tensor:
+    """Return ``values`` (n_kv, kv_heads * head_dim) copied to (kv_heads, head_dim, n_kv)."""
+    if dtype_of(values.dtype).quantized:
+        values = ops.cast(values, "f32")
+    n_kv, width = values.shape
+    return ops.cont(ops.permute(values.reshape(n_kv, n_head_kv, width // n_head_kv), (1, 2, 0)))

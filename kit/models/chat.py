@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kit.errors import CacheFull
+from kit.models.cells import MAIN
 from kit.models.generation import Draws, stream
 from kit.models.streaming import Token
 from kit.models.templates import ChatTemplate, Message, special_texts
@@ -46,7 +47,23 @@ def chat(
             f"the conversation has {len(ids)} tokens, the cache holds n_ctx={session.n_ctx}; "
             "leave out its first messages, or open a session with a larger n_ctx"
         )
-    return stream(session, lambda: session.go_back_to(ids), max_tokens, sampler, stop, logprobs)
+    return stream(session, lambda: go_back_to(session, ids), max_tokens, sampler, stop, logprobs)
+
+
+def go_back_to(session: Session, ids: list[int]) -> list[int]:
+    """Let a session forget its tokens from the first on that differs from ``ids``; return what is yet to be run."""
+    with session.working():
+        session._end_walk()
+        cells, held = session.cache.cells, session._tokens
+        most = min(len(held), len(ids) - 1)
+        n_kept = next((i for i in range(most) if held[i] != ids[i]), most)
+        oldest = int(cells.positions[cells.of(MAIN)].min(initial=n_kept))
+        if cells.window is not None and oldest > max(n_kept - cells.window, 0):
+            n_kept = 0  # what the next token has to see left the window, and is gone
+        cells.cut(MAIN, n_kept, max(cells.end(), n_kept))
+        del held[n_kept:]
+        session._unseen.clear()
+    return ids[n_kept:]
 
 
 def chat_ids(tokenizer: Tokenizer, template: ChatTemplate, messages: Iterable[Message], **more: Any) -> list[int]:

@@ -14,7 +14,9 @@ from kit.errors import ArgumentError, CacheFull
 from kit.models.streaming import Alternative, Holder, StopFinder, Token
 
 if TYPE_CHECKING:
-    from kit.models.session import Prompt, Session
+    from kit.models.branches import Branch
+    from kit.models.prompts import Prompt
+    from kit.models.session import Session
 
 _MOST_ALTERNATIVES = 1000
 
@@ -30,18 +32,23 @@ class Draws(Protocol):
 
 
 def generate(
-    session: Session, prompt: Prompt, max_tokens: int, sampler: Draws, stop: str | Sequence[str], logprobs: int
+    session: Session | Branch,
+    prompt: Prompt,
+    max_tokens: int,
+    sampler: Draws,
+    stop: str | Sequence[str],
+    logprobs: int = 0,
 ) -> Iterator[Token]:
     """See `Session.generate`; arguments are checked here, at the call, not at the first token."""
-    ids = session._ids(prompt) if len(prompt) else []
+    ids = session.ids(prompt) if len(prompt) else []
     if not ids and not session.tokens:
         raise ArgumentError("there is nothing to continue; give a prompt")
-    session.cache.room_for(len(ids))
+    session.check_room(len(ids))
     return stream(session, lambda: ids, max_tokens, sampler, stop, logprobs)
 
 
 def stream(
-    session: Session,
+    session: Session | Branch,
     first_ids: Callable[[], list[int]],
     max_tokens: int,
     sampler: Draws,
@@ -62,7 +69,7 @@ def stream(
 
 
 def _sampled(
-    session: Session, first_ids: Callable[[], list[int]], max_tokens: int, sampler: Draws, logprobs: int
+    session: Session | Branch, first_ids: Callable[[], list[int]], max_tokens: int, sampler: Draws, logprobs: int
 ) -> Iterator[Token]:
     """Tokens without text, each promised to the session, until one ends the generation."""
     ends = session.tokenizer.eog_ids
@@ -78,7 +85,7 @@ def _sampled(
         yield _described(session, token, logits, logprobs)
 
 
-def _held_back(session: Session, tokens: Iterator[Token], stop: list[str]) -> Iterator[Token]:
+def _held_back(session: Session | Branch, tokens: Iterator[Token], stop: list[str]) -> Iterator[Token]:
     """The tokens with their text, each as soon as its text is certain; the last before the first stop string."""
     decoder = session.tokenizer.stream(skip_special=True)
     finder, holder = StopFinder(stop), Holder()
@@ -97,7 +104,7 @@ def _held_back(session: Session, tokens: Iterator[Token], stop: list[str]) -> It
     yield from holder.rest(finder.push(decoder.flush()) + finder.flush())
 
 
-def _draw(sampler: Any, logits: npt.NDArray[np.float32], session: Session) -> int:
+def _draw(sampler: Any, logits: npt.NDArray[np.float32], session: Session | Branch) -> int:
     memory = getattr(sampler, "memory", 0)
     if not memory:
         return int(sampler.sample(logits))
@@ -105,7 +112,7 @@ def _draw(sampler: Any, logits: npt.NDArray[np.float32], session: Session) -> in
     return int(sampler.sample(logits, recent if memory < 0 else recent[-memory:]))
 
 
-def _described(session: Session, token: int, logits: npt.NDArray[np.float32], n: int) -> Token:
+def _described(session: Session | Branch, token: int, logits: npt.NDArray[np.float32], n: int) -> Token:
     top = float(logits.max())
     log_sum = top + math.log(float(np.exp(logits - top).sum(dtype=np.float64)))
     alternatives: tuple[Alternative, ...] = ()

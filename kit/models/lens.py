@@ -6,7 +6,9 @@ the logit lens", 2020).
 
 from __future__ import annotations
 
-from typing import Protocol
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -16,11 +18,15 @@ from kit.core.apart import ApartGraph
 from kit.core.backend import Backend
 from kit.core.compute import turn
 from kit.core.context import Context
-from kit.errors import ShapeError
+from kit.errors import ClosedError, ShapeError
 from kit.models.config import LlamaConfig
+from kit.models.llama import output_of
 from kit.models.run import LensEntry
 from kit.models.weights import Weights
 from kit.units import shape_text
+
+if TYPE_CHECKING:
+    from kit.models.model import Model
 
 ROWS = 16
 
@@ -40,8 +46,7 @@ class Lens:
         self._context = Context(backend, name="logit lens", slots=16)
         self._x = self._context.input((ROWS, config.n_embd), "f32", "lens.x")
         normed = ops.mul(ops.rms_norm(self._x, config.eps), weights["output_norm.weight"])
-        output = "output.weight" if "output.weight" in weights else "token_embd.weight"
-        self._logits = ops.mul_mat(weights[output], normed)
+        self._logits = output_of(weights, normed)
         self._width = config.n_embd
         self._x.set(np.zeros((ROWS, config.n_embd), np.float32))
         self._graph = self._context.graph(self._logits)
@@ -71,6 +76,19 @@ class Lens:
         """Free the graph and its memory."""
         self._apart.close()
         self._context.close()
+
+
+def weak_lens(model: Model) -> Callable[[npt.NDArray[np.float32], int], list[list[LensEntry]]]:
+    """Return the model's lens without the model: a record of a run keeps no weights alive."""
+    method = weakref.WeakMethod(model.lens)
+
+    def look(residual: npt.NDArray[np.float32], k: int) -> list[list[LensEntry]]:
+        lens = method()
+        if lens is None:
+            raise ClosedError("the model of this run is gone; load it and run again")
+        return lens(residual, k)
+
+    return look
 
 
 def top_entries(logits: npt.NDArray[np.float32], k: int, tokenizer: NamesTokens) -> list[LensEntry]:

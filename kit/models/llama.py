@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from kit.core import ops
 from kit.core.tensor import Tensor
 from kit.models.attention import Kind, attend
 from kit.models.cache import KVCache
-from kit.models.config import LlamaConfig
+from kit.models.config import LayerShape, LlamaConfig
+from kit.models.experts import mixture
 from kit.models.stages import Stage
 
 
@@ -18,15 +20,13 @@ class PassInputs:
     """What a pass reads beside weights and cache.
 
     ``tokens`` (n,) i32, ``positions`` (n,) i32, ``mask`` (n, n_kv), ``cells`` (n,) i64,
-    ``value_cells`` (n * n_embd_kv,) i64 for a permuted cache, ``out_rows`` (n_out,) i32 where not every token's
-    logits are wanted.
+    ``out_rows`` (n_out,) i32 where not every token's logits are wanted.
     """
 
     tokens: Tensor
     positions: Tensor
     mask: Tensor
     cells: Tensor
-    value_cells: Tensor | None
     out_rows: Tensor | None
 
 
@@ -41,7 +41,6 @@ class LlamaPass:
         inputs: PassInputs,
         kind: Kind,
         n_kv: int,
-        n_seen: int | None = None,
     ) -> None:
         self.config = config
         self.weights = weights
@@ -49,9 +48,10 @@ class LlamaPass:
         self.inputs = inputs
         self.kind: Kind = kind
         self.n_kv = n_kv
-        self.n_seen = n_seen
         self.n_tokens = inputs.tokens.shape[0]
         self.stages: list[Stage] = []
+        self.rope_factors = config.rope.factors(weights, cache.n_ctx)
+        self.temperatures = self.temperature()
 
     def build(self) -> Tensor:
         """Return the logits (n_out, n_vocab)."""
@@ -64,8 +64,7 @@ class LlamaPass:
             x = ops.get_rows(x, self.inputs.out_rows)
         x = self.norm(x, "output_norm.weight")
         self.mark("norm", x)  # (n_out, n_embd)
-        output = "output.weight" if "output.weight" in self.weights else "token_embd.weight"
-        logits = ops.mul_mat(self.weights[output], x)
+        logits = output_of(self.weights, x)
         self.mark("logits", logits)  # (n_out, n_vocab)
         return logits
 
@@ -80,7 +79,7 @@ class LlamaPass:
         self.mark(at + "resid_mid", x)  # (tokens, n_embd)
         h = self.norm(x, at + "ffn_norm.weight")
         self.mark(at + "ffn.norm", h)  # (tokens, n_embd)
-        h = self.feed_forward(at, h)
+        h = self.feed_forward(layer, h)
         self.mark(at + "ffn.out", h)  # (tokens, n_embd)
         x = ops.add(h, x)
         self.mark(at + "resid", x)  # (tokens, n_embd)
@@ -88,62 +87,106 @@ class LlamaPass:
 
     def attention(self, layer: int, h: Tensor) -> Tensor:
         """Return attention's share (tokens, n_embd); keys and values of these tokens go into the cache."""
-        config, at = self.config, f"blk.{layer}."
-        q = self.heads(self.project(at + "attn_q", h), config.n_head)
+        at, shape, head_dim = f"blk.{layer}.", self.config.layer(layer), self.config.head_dim
+        q, k, v = self.queries_keys_values(at, h, shape)
         q = self.rotate(q)
-        self.mark(at + "attn.q", q)  # (tokens, heads, head_dim), rotated
-        k = self.heads(self.project(at + "attn_k", h), config.n_head_kv)
+        if self.temperatures is not None:
+            q = ops.mul(q, self.temperatures)
+        self.mark(at + "attn.q", q)  # (tokens, heads, head_dim), as it meets the keys
         k = self.rotate(k)
         self.mark(at + "attn.k", k)  # (tokens, kv_heads, head_dim), rotated
-        v = self.project(at + "attn_v", h)
-        self.mark(at + "attn.v", v, (self.n_tokens, config.n_head_kv, config.head_dim))
-        flat_k = k.reshape((self.n_tokens, config.n_embd_kv))
-        keys, values = self.cache.write(layer, flat_k, v, self.inputs.cells, self.inputs.value_cells)
-        attended = attend(self.kind, q, keys, values, self.inputs.mask, self.n_kv, config.n_head_kv)
+        self.mark(at + "attn.v", v, (self.n_tokens, shape.n_head_kv, head_dim))
+        flat_k = k.reshape((self.n_tokens, shape.n_head_kv * head_dim))
+        keys, values = self.cache.write(layer, flat_k, v, self.inputs.cells)
+        attended = attend(self.kind, q, keys, values, self.inputs.mask, self.n_kv, shape.n_head_kv)
         if attended.scores is not None:
-            self.mark(at + "attn.scores", attended.scores, n_seen=self.n_seen)  # (heads, tokens, cells seen)
+            self.mark(at + "attn.scores", attended.scores, per_cell=True)  # (heads, tokens, cells)
         self.mark(at + "attn.heads", attended.heads)  # (tokens, heads, head_dim)
-        joined = attended.heads.reshape((self.n_tokens, config.n_head * config.head_dim))
+        joined = attended.heads.reshape((self.n_tokens, shape.n_head * head_dim))
         return self.project(at + "attn_output", joined)
 
-    def feed_forward(self, at: str, h: Tensor) -> Tensor:
+    def queries_keys_values(self, at: str, h: Tensor, shape: LayerShape) -> tuple[Tensor, Tensor, Tensor]:
+        """Return (tokens, heads, head_dim), (tokens, kv_heads, head_dim), (tokens, kv_heads * head_dim)."""
+        widths = [heads * self.config.head_dim for heads in (shape.n_head, shape.n_head_kv, shape.n_head_kv)]
+        names = [at + "attn_q", at + "attn_k", at + "attn_v"]
+        if at + "attn_qkv.weight" in self.weights:
+            parts = self.split(self.project(at + "attn_qkv", h), widths)
+            q, k, v = (self.biased(name, part) for name, part in zip(names, parts, strict=True))
+        else:
+            q, k, v = (self.project(name, h) for name in names)
+        return self.heads(q, shape.n_head), self.heads(k, shape.n_head_kv), v
+
+    def feed_forward(self, layer: int, h: Tensor) -> Tensor:
         """Return the feed-forward share (tokens, n_embd)."""
-        up = self.project(at + "ffn_up", h)
-        gate = self.project(at + "ffn_gate", h)
-        self.mark(at + "ffn.gate", gate)  # (tokens, n_ff), before the nonlinearity
-        self.mark(at + "ffn.up", up)  # (tokens, n_ff)
+        at, n_ff = f"blk.{layer}.", self.config.layer(layer).n_ff
+        if self.config.n_expert:
+            return mixture(self, at, n_ff, h)
+        if at + "ffn_gate_up.weight" in self.weights:
+            gate, up = self.split(self.project(at + "ffn_gate_up", h), [n_ff, n_ff])
+        else:
+            up = self.project(at + "ffn_up", h)
+            gate = self.project(at + "ffn_gate", h)
+        return self.project(at + "ffn_down", self.activate(at, gate, up))
+
+    def activate(self, at: str, gate: Tensor, up: Tensor) -> Tensor:
+        """Return silu(gate) * up, each a stage: (tokens, n_ff), or (tokens, experts used, n_ff)."""
+        self.mark(at + "ffn.gate", gate)  # before the nonlinearity
+        self.mark(at + "ffn.up", up)
         act = ops.swiglu_split(gate, up)
-        self.mark(at + "ffn.act", act)  # (tokens, n_ff): silu(gate) * up
-        return self.project(at + "ffn_down", act)
+        self.mark(at + "ffn.act", act)
+        return act
 
     def project(self, name: str, h: Tensor) -> Tensor:
-        """Return ``h`` through the weight called ``name``, and its bias where the file has one."""
+        """Return ``h`` through the weight called ``name``, its factor and its bias where the file has them."""
         out = ops.mul_mat(self.weights[name + ".weight"], h)
+        scale = self.weights.get(name + ".scale")
+        return self.biased(name, out if scale is None else ops.mul(out, scale))
+
+    def biased(self, name: str, h: Tensor) -> Tensor:
+        """Return ``h`` plus the bias called ``name``, where the file has it."""
         bias = self.weights.get(name + ".bias")
-        return out if bias is None else ops.add(out, bias)
+        return h if bias is None else ops.add(h, bias)
+
+    def split(self, joined: Tensor, widths: Sequence[int]) -> list[Tensor]:
+        """Return views of the last axis of ``joined``, one after another, as wide as ``widths`` says."""
+        ends = list(accumulate(widths))
+        return [joined[..., end - width : end] for width, end in zip(widths, ends, strict=True)]
 
     def heads(self, h: Tensor, n: int) -> Tensor:
-        """Return (tokens, n * head_dim) as (tokens, n, head_dim)."""
-        return h.reshape((self.n_tokens, n, self.config.head_dim))
+        """Return (tokens, n * head_dim) as (tokens, n, head_dim), also where the rows of ``h`` have gaps."""
+        dim = self.config.head_dim
+        if h.contiguous:
+            return h.reshape((self.n_tokens, n, dim))
+        return ops.view(h, (self.n_tokens, n, dim), strides=(h.nb[1], dim * h.nb[0]))
 
     def norm(self, x: Tensor, name: str) -> Tensor:
         """Return the RMS norm of ``x`` times the weight called ``name``."""
         return ops.mul(ops.rms_norm(x, self.config.eps), self.weights[name])
 
     def rotate(self, h: Tensor) -> Tensor:
-        """Return ``h`` rotated by the tokens' positions, in neighbouring pairs."""
-        config = self.config
-        return ops.rope_ext(
-            h,
-            self.inputs.positions,
-            self.weights.get("rope_freqs.weight"),
-            n_dims=config.n_rot,
-            n_ctx_orig=config.n_ctx_train,
-            freq_base=config.rope_base,
-            freq_scale=config.rope_scale,
-        )
+        """Return ``h`` rotated by the tokens' positions."""
+        return self.config.rope.rotate(h, self.inputs.positions, self.rope_factors)
 
-    def mark(self, name: str, tensor: Tensor, shape: tuple[int, ...] | None = None, n_seen: int | None = None) -> None:
-        """Make ``tensor`` the stage ``name``."""
+    def temperature(self) -> Tensor | None:
+        """Return mistral3's factor for each token's queries, (tokens, 1, 1), or None."""
+        temperature = self.config.temperature
+        if temperature is None:
+            return None
+        length = temperature.n_ctx_orig
+        positions = ops.cast(self.inputs.positions, "f32")
+        stretches = ops.floor(ops.scale(positions, 1 / length, 0.5 / length))  # half a token in, where f32 is sure
+        factors = ops.scale(ops.log(ops.scale(stretches, 1.0, 1.0)), temperature.beta, 1.0)
+        return factors.reshape((self.n_tokens, 1, 1))
+
+    def mark(self, name: str, tensor: Tensor, shape: tuple[int, ...] | None = None, *, per_cell: bool = False) -> None:
+        """Make ``tensor`` the stage ``name``; ``per_cell`` where its last axis counts cells of the cache."""
         tensor.name = name
-        self.stages.append(Stage(name, tensor, shape or tensor.shape, n_seen))
+        self.stages.append(Stage(name, tensor, shape or tensor.shape, per_cell))
+
+
+def output_of(weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    """Return the logits (rows, n_vocab) of normed ``x``; without an output matrix the embedding is one."""
+    name = "output" if "output.weight" in weights else "token_embd"
+    logits = ops.mul_mat(weights[name + ".weight"], x)
+    scale = weights.get("output.scale")
+    return logits if scale is None else ops.mul(logits, scale)

@@ -15,11 +15,13 @@ from kit.core.backend import Backend
 from kit.core.compute import turn
 from kit.core.gguf import GGUFFile
 from kit.core.interrupts import uninterrupted
-from kit.core.scope import scope
+from kit.core.scope import keeping, scope
 from kit.errors import ArgumentError, ClosedError, GGUFError, UnsupportedModel
+from kit.models.cache import CacheTypes
 from kit.models.config import LlamaConfig
 from kit.models.layout import check_tensors
 from kit.models.lens import Lens, top_entries
+from kit.models.options import OnFull, SessionOptions
 from kit.models.run import LensEntry
 from kit.models.session import Session
 from kit.models.store import find_model
@@ -43,10 +45,17 @@ class Model:
     """
 
     def __init__(
-        self, file: GGUFFile, backend: Backend | None, *, use_mmap: bool, progress: bool, n_threads: int | None
+        self,
+        file: GGUFFile,
+        backend: Backend | None,
+        *,
+        use_mmap: bool,
+        progress: bool,
+        n_threads: int | None,
+        sliding_window: bool,
     ) -> None:
         self.path = file.path
-        self.config = LlamaConfig.from_gguf(file)
+        self.config = LlamaConfig.from_gguf(file, sliding_window=sliding_window)
         check_tensors(file, self.config)
         self._owned = Backend(n_threads=n_threads) if backend is None else None
         self.backend: Backend = backend or cast(Backend, self._owned)
@@ -73,24 +82,42 @@ class Model:
 
         return ChatTemplate.from_metadata(self._file.metadata, self.tokenizer, str(self.path))
 
-    def session(self, n_ctx: int | None = None, *, n_batch: int = 512, flash_attn: bool | None = None) -> Session:
+    def session(
+        self,
+        n_ctx: int | None = None,
+        *,
+        n_batch: int = 512,
+        n_ubatch: int | None = None,
+        flash_attn: bool | None = None,
+        cache_type: str = "f16",
+        cache_type_k: str | None = None,
+        cache_type_v: str | None = None,
+        on_full: OnFull = "raise",
+        n_keep: int = 1,
+    ) -> Session:
         """Open a session with room for ``n_ctx`` tokens (default: 2048, or what the model was trained for).
 
         Args:
             n_ctx: tokens the cache holds.
-            n_batch: tokens of the largest pass.
+            n_batch: tokens of the largest pass; longer runs go in pieces.
+            n_ubatch: the same by llama.cpp's name for it, where it should be smaller than ``n_batch``.
             flash_attn: True for ggml's fused attention, which has no scores to look at.
+            cache_type: f16, bf16, f32, q8_0 or q4_0.
+            cache_type_k: another type for the keys.
+            cache_type_v: another type for the values; quantized ones are read by flash attention only.
+            on_full: what a full cache does: ``"raise"`` CacheFull, or ``"shift"``, see `Session.shift`.
+            n_keep: tokens at the start that an automatic shift keeps.
 
         Raises:
             OutOfMemory: cache or compute buffer do not fit; nothing is left behind.
+            DTypeError: a cache type that does not fit the heads. ArgumentError: a size or choice that is none.
         """
         self._require_open()
         size = n_ctx if n_ctx is not None else min(DEFAULT_CTX, self.config.n_ctx_train)
-        if not _is_count(size) or not _is_count(n_batch):
-            raise ArgumentError(f"n_ctx is {size!r} and n_batch {n_batch!r}; both must be whole numbers from 1")
-        size, n_batch = int(size), int(n_batch)
+        types = CacheTypes(cache_type_k or cache_type, cache_type_v or cache_type)
+        options = SessionOptions(size, n_batch, n_ubatch, flash_attn, types, on_full, n_keep)
         with scope("session open"):
-            session = Session(self, size, n_batch, flash_attn)
+            session = Session(self, options)
         self._sessions.add(session)
         return session
 
@@ -102,7 +129,7 @@ class Model:
     def lens_logits(self, residual: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """Return the logits (rows, n_vocab) of ``residual`` through the model's own norm and output."""
         self._require_open()
-        with turn(), uninterrupted:
+        with turn(), uninterrupted, keeping("lens"):
             if self._lens is None:
                 self._lens = Lens(self.backend, self.config, self.weights)
         return self._lens.logits(residual)
@@ -162,10 +189,6 @@ class Model:
         )
 
 
-def _is_count(value: object) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and bool(value >= 1)
-
-
 def load(
     name_or_path: str | os.PathLike[str],
     *,
@@ -173,6 +196,7 @@ def load(
     use_mmap: bool = True,
     progress: bool = True,
     n_threads: int | None = None,
+    sliding_window: bool = True,
 ) -> Model:
     """Load a model from a path, or by the name of one kit knows or finds on this machine.
 
@@ -182,10 +206,13 @@ def load(
         use_mmap: map the file instead of reading it.
         progress: show a bar while reading.
         n_threads: CPU threads of the model's own backend.
+        sliding_window: False lets attention see all tokens where the file asks for a window, as llama.cpp does.
 
     Raises:
         ModelNotFound, GGUFError, UnsupportedModel, OutOfMemory: each says what is wrong, with what, and what to do.
     """
     with scope("load"):
         file = GGUFFile(find_model(name_or_path))
-        return Model(file, backend, use_mmap=use_mmap, progress=progress, n_threads=n_threads)
+        return Model(
+            file, backend, use_mmap=use_mmap, progress=progress, n_threads=n_threads, sliding_window=sliding_window
+        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,9 +14,11 @@ from kit.core.buffer import Buffer
 from kit.core.context import Context
 from kit.core.graph import Graph
 from kit.core.native import ffi
+from kit.core.scope import keeping
 from kit.core.tensor import Tensor
-from kit.models.attention import Kind
+from kit.models.attention import Kind, mask_dtype
 from kit.models.cache import KVCache
+from kit.models.cells import Batch, Cells
 from kit.models.config import LlamaConfig
 from kit.models.llama import LlamaPass, PassInputs
 from kit.models.stages import Stage
@@ -27,22 +29,12 @@ MAX_BUILT = 8
 
 @dataclass(frozen=True)
 class PassKey:
-    """What decides the shape of a pass: ``n_seen`` > 0 for a pass somebody looks into."""
+    """What decides the shape of a pass."""
 
     n_tokens: int
     n_kv: int
     n_out: int
     kind: Kind
-    n_seen: int = 0
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Tokens for one pass, from cell ``first`` on; ``out_rows`` are the rows whose logits are wanted."""
-
-    tokens: npt.NDArray[np.int32]
-    first: int
-    out_rows: npt.NDArray[np.int32]
 
 
 class BuiltPass:
@@ -59,22 +51,20 @@ class BuiltPass:
         self._inputs = inputs
         self._memory: dict[str, npt.NDArray[np.generic]] = {}
 
-    def fill(self, batch: Batch, cache: KVCache) -> None:
-        """Write the inputs of ``batch``; causal within it, all earlier tokens visible."""
-        n, first = len(batch.tokens), batch.first
+    def fill(self, batch: Batch, cells: Cells) -> None:
+        """Write the inputs of ``batch``; each token sees its own sequences in ``cells`` and in the batch."""
         self._view("tokens")[:] = batch.tokens
-        self._view("positions")[:] = np.arange(first, first + n)
-        self._view("cells")[:] = np.arange(first, first + n)
-        if self._inputs.value_cells is not None:
-            self._view("value_cells")[:] = cache.value_cells(first, n)
+        self._view("positions")[:] = batch.positions
+        self._view("cells")[:] = batch.cells
         if self._inputs.out_rows is not None:
-            self._view("out_rows")[:] = batch.out_rows
+            self._view("out_rows")[:] = batch.out_rows if len(batch.out_rows) else [len(batch) - 1]
         mask = self._view("mask")
-        mask[:] = -np.inf
-        if n == 1:
-            mask[0, : first + 1] = 0
-        else:
-            mask[np.arange(self.key.n_kv)[None, :] <= first + np.arange(n)[:, None]] = 0
+        mask.fill(-np.inf)
+        np.copyto(mask, 0, where=cells.visible(batch, self.key.n_kv))
+
+    def seen(self, cells: npt.NDArray[np.int64]) -> dict[str, Stage]:
+        """Return the stages by name; scores over ``cells`` alone, in that order."""
+        return {name: stage.over(cells) if stage.per_cell else stage for name, stage in self.stages.items()}
 
     def _view(self, name: str) -> npt.NDArray[np.generic]:
         if name not in self._memory:
@@ -94,7 +84,7 @@ class PassBuilder:
     """Builds and keeps the passes of one session; all of them share one buffer for their inputs."""
 
     def __init__(
-        self, backend: Backend, config: LlamaConfig, weights: Weights, cache: KVCache, n_batch: int, owner: str
+        self, backend: Backend, config: LlamaConfig, weights: Weights, cache: KVCache, n_ubatch: int, owner: str
     ) -> None:
         self.backend = backend
         self.config = config
@@ -102,7 +92,7 @@ class PassBuilder:
         self.cache = cache
         self.owner = owner
         self._built: OrderedDict[PassKey, BuiltPass] = OrderedDict()
-        nbytes = self._input_nbytes(n_batch, cache.n_cells)
+        nbytes = self._input_nbytes(n_ubatch, cache.n_cells)
         self._inputs = Buffer.allocate(backend.buffer_type(), nbytes, purpose="inputs", owner=owner, name="inputs")
 
     def get(self, key: PassKey) -> BuiltPass:
@@ -110,7 +100,8 @@ class PassBuilder:
         if key in self._built:
             self._built.move_to_end(key)
             return self._built[key]
-        built = self.build(key)
+        with keeping("built passes"):
+            built = self.build(key)
         self._built[key] = built
         while len(self._built) > MAX_BUILT:
             self._built.popitem(last=False)[1].close()
@@ -121,8 +112,7 @@ class PassBuilder:
         context = Context(self.backend, name=f"pass of {key.n_tokens} tokens over {key.n_kv} cells", slots=2048)
         try:
             inputs = self._declare(context, key, apart)
-            n_seen = key.n_seen or None
-            llama = LlamaPass(self.config, self.weights, self.cache, inputs, key.kind, key.n_kv, n_seen)
+            llama = LlamaPass(self.config, self.weights, self.cache, inputs, key.kind, key.n_kv)
             logits = llama.build()
             return BuiltPass(key, context, llama.stages, logits, inputs)
         except BaseException:
@@ -134,30 +124,32 @@ class PassBuilder:
         wanted: dict[str, tuple[tuple[int, ...], str]] = {
             "tokens": ((n,), "i32"),
             "positions": ((n,), "i32"),
-            "mask": ((n, key.n_kv), "f16" if key.kind == "flash" else "f32"),
+            "mask": ((n, key.n_kv), mask_dtype(key.kind)),
             "cells": ((n,), "i64"),
         }
-        if self.cache.permuted:
-            wanted["value_cells"] = ((n * self.config.n_embd_kv,), "i64")
         if key.n_out != n:
             wanted["out_rows"] = ((key.n_out,), "i32")
-        tensors: dict[str, Tensor | None] = {"value_cells": None, "out_rows": None}
-        fits = not apart and self._input_nbytes(n, key.n_kv) <= self._inputs.nbytes
-        offset = 0
-        for name, (shape, dtype) in wanted.items():
-            tensor = context.input(shape, dtype, name)
-            if fits:
+        tensors = self.place(context, wanted, apart)
+        return PassInputs(**{"out_rows": None, **tensors})  # type: ignore[arg-type]
+
+    def place(
+        self, context: Context, wanted: Mapping[str, tuple[tuple[int, ...], str]], apart: bool = False
+    ) -> dict[str, Tensor]:
+        """Return inputs of ``context`` by name, in the one buffer where they fit, else in one of their own."""
+        tensors = {name: context.input(shape, dtype, name) for name, (shape, dtype) in wanted.items()}
+        if not apart and sum(_padded(tensor.nbytes) for tensor in tensors.values()) <= self._inputs.nbytes:
+            offset = 0
+            for tensor in tensors.values():
                 context.place(tensor, self._inputs, offset)
                 offset += _padded(tensor.nbytes)
-            tensor.core.ready.add(tensor.address)
-            tensors[name] = tensor
-        if not fits:
+        else:
             context.allocate()
-        return PassInputs(**tensors)  # type: ignore[arg-type]
+        for tensor in tensors.values():
+            tensor.core.ready.add(tensor.address)
+        return tensors
 
     def _input_nbytes(self, n: int, n_kv: int) -> int:
-        values = n * self.config.n_embd_kv * 8 if self.cache.permuted else 0
-        return sum(map(_padded, (n * 4, n * 4, n * n_kv * 4, n * 8, values, n * 4)))
+        return sum(map(_padded, (n * 4, n * 4, n * n_kv * 4, n * 8, n * 4)))
 
     def forget(self) -> None:
         """Free every pass; the next of each kind is built anew."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +16,8 @@ from kit.models.stages import Stage, match_stages
 Patch = Callable[[npt.NDArray[np.float32]], "npt.ArrayLike | None"]
 
 
-def resolve(patch: Mapping[str, Patch | npt.ArrayLike], n_layer: int) -> dict[str, Patch]:
-    """Return one function per stage; a later pattern wins over an earlier one.
+def resolve(patch: Mapping[str, Patch | npt.ArrayLike], names: Sequence[str]) -> dict[str, Patch]:
+    """Return one function per stage of ``names``; a later pattern wins over an earlier one.
 
     Raises:
         UnknownStage: a pattern matches nothing.
@@ -25,7 +25,7 @@ def resolve(patch: Mapping[str, Patch | npt.ArrayLike], n_layer: int) -> dict[st
     found: dict[str, Patch] = {}
     for pattern, change in patch.items():
         function = change if callable(change) else _constant(change)
-        found.update(dict.fromkeys(match_stages([pattern], n_layer), function))
+        found.update(dict.fromkeys(match_stages([pattern], names), function))
     return found
 
 
@@ -56,5 +56,5 @@ def _apply(stage: Stage, tensor: Tensor, function: Patch) -> npt.NDArray[np.floa
     value = np.array(stage.show(transfer.read(tensor)))
     returned = function(value)
     raw = stage.restore(value if returned is None else returned, "the patch")
-    transfer.set_bytes(tensor.p, raw.reshape(-1).view(np.uint8))
+    transfer.write(tensor, raw.reshape(tensor.shape))
     return raw

@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 import contextlib
-import operator
 import os
-import reprlib
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from kit.core import transfer
-from kit.core.compute import turn
 from kit.core.context import Context
 from kit.core.interrupts import uninterrupted
 from kit.core.scope import scope
-from kit.core.watch import Watch
 from kit.errors import ArgumentError, ClosedError, OutOfMemory
+from kit.models import room
 from kit.models.attention import Choice, choose
+from kit.models.branches import Branch, Branches
 from kit.models.cache import KVCache
-from kit.models.passes import Batch, PassBuilder, PassKey
-from kit.models.patches import Patch, resolve, watch
-from kit.models.run import LensEntry, Run
+from kit.models.cells import MAIN, Batch
+from kit.models.lens import weak_lens
+from kit.models.options import SessionOptions
+from kit.models.patches import Patch, resolve
+from kit.models.prompts import Prompt as Prompt
+from kit.models.prompts import prompt_ids
+from kit.models.run import Run
+from kit.models.runner import Runner
 from kit.models.sampler import Sampler
 from kit.models.stages import match_stages, stage_names
 from kit.models.streaming import Token
@@ -40,8 +42,6 @@ if TYPE_CHECKING:
     from kit.models.model import Model
     from kit.models.templates import ChatTemplate
 
-Prompt = str | Sequence[int]
-
 
 class Session:
     """Runs a model over one growing sequence; made by `kit.Model.session`.
@@ -52,15 +52,17 @@ class Session:
         OutOfMemory: something of it does not fit; nothing is left behind.
     """
 
-    def __init__(self, model: Model, n_ctx: int, n_batch: int, flash_attn: bool | None) -> None:
+    def __init__(self, model: Model, options: SessionOptions) -> None:
         self.model = model
-        self.n_ctx = n_ctx
-        self.n_batch = min(n_batch, n_ctx)
-        self.attention: Choice = choose(flash_attn)
+        self.options = options
+        self.n_ctx = int(options.n_ctx)
+        self.n_batch = int(min(options.n_batch, options.n_ctx))
+        self.attention: Choice = choose(options.flash_attn, options.types, model.config, model.backend)
         self.last: Run | None = None
         self._tokens: list[int] = []
         self._unseen: list[int] = []
         self._walk: Walk | None = None
+        self.branches: list[Branches] = []
         self._lock = threading.Lock()
         self._parts = contextlib.ExitStack()
         with uninterrupted:
@@ -72,27 +74,17 @@ class Session:
             self._finalizer = weakref.finalize(self, contextlib.ExitStack.close, self._parts)
 
     def _open(self) -> None:
-        model = self.model
-        kv_nbytes = 4 * model.config.n_layer * model.config.n_embd_kv * self.n_ctx
-        if kv_nbytes > 1 << 60:
-            raise OutOfMemory(f"a cache of n_ctx={self.n_ctx} needs {bytes_text(kv_nbytes)}", nbytes=kv_nbytes)
-        context = Context(model.backend, name="kv cache", slots=2 * model.config.n_layer)
+        model, options = self.model, self.options
+        nbytes = options.types.token_nbytes(model.config) * self.n_ctx
+        if nbytes > 1 << 60:
+            raise OutOfMemory(f"a cache of n_ctx={self.n_ctx} needs {bytes_text(nbytes)}", nbytes=nbytes)
+        context = Context(model.backend, name="kv cache", slots=3 * model.config.n_layer)
         self._parts.callback(context.close)
         place = context.for_device(model.backend.devices[-1], purpose="kv cache")
-        self.cache = KVCache(place, model.config, self.n_ctx, self.attention.permuted_cache)
-        self._passes = PassBuilder(model.backend, model.config, model.weights, self.cache, self.n_batch, "session")
-        self._parts.callback(self._passes.close)
-        self._reserve()
-
-    def _reserve(self) -> None:
-        """Grow the compute buffer to the worst case now, so that no later pass has to."""
-        for n_tokens in (self.n_batch, 1):
-            key = PassKey(n_tokens, self.cache.n_cells, n_tokens, self.attention.kind)
-            built = self._passes.build(key)
-            try:
-                self.model.backend.reserve(built.graph)
-            finally:
-                built.close()
+        self.cache = KVCache(place, model.config, self.n_ctx, self.attention.permuted_cache, options.types)
+        self.runner = Runner(model.backend, model.config, model.weights, self.cache, self.attention, options.n_pass)
+        self._parts.callback(self.runner.close)
+        self.runner.reserve()
 
     @property
     def closed(self) -> bool:
@@ -116,13 +108,14 @@ class Session:
 
     @property
     def n_past(self) -> int:
-        """Tokens in the cache."""
-        return self.cache.n_used
+        """Tokens of the session in the cache."""
+        return len(self._tokens)
 
     @property
     def stages(self) -> tuple[str, ...]:
         """Names of all stages, in order."""
-        return stage_names(self.model.config.n_layer)
+        config = self.model.config
+        return stage_names(config.n_layer, experts=config.n_expert > 0)
 
     @property
     def position(self) -> str | None:
@@ -151,19 +144,20 @@ class Session:
             ShapeError: a patch of another shape; names the stage. What a patch function raises, as it is.
             KeyboardInterrupt: stopped; the session is as before the call.
         """
-        ids = self._ids(prompt)
+        ids = self.ids(prompt)
         if logits not in ("all", "last"):
             raise ArgumentError(f"logits is {logits!r}; give 'all' or 'last'")
-        kept = match_stages([keep] if isinstance(keep, str) else keep, self.model.config.n_layer)
-        patches = resolve(patch or {}, self.model.config.n_layer)
+        kept = match_stages([keep] if isinstance(keep, str) else keep, self.stages)
+        patches = resolve(patch or {}, self.stages)
         with self.working(), scope("prefill"):
             self._end_walk()
             self._catch_up(len(ids))
             started = time.perf_counter_ns()
+            batch = self._batch(ids, logits)
             if kept or patches:
-                rows, values = self._observed(ids, kept, patches, logits)
+                rows, values = self.runner.observed(batch, kept, patches)
             else:
-                rows, values = self._plain(ids, logits), {}
+                rows, values = self.runner.rows(batch), {}
             self._seen(ids)
         return self._record(ids, rows, values, time.perf_counter_ns() - started)
 
@@ -178,14 +172,15 @@ class Session:
         """
         if level not in ("stage", "block"):
             raise ArgumentError(f"level is {level!r}; give 'stage' or 'block'")
-        ids = self._ids(prompt)
+        ids = self.ids(prompt)
         with self.working(), scope("prefill"):
             self._end_walk()
             self._catch_up(len(ids))
             with uninterrupted:
-                built = self._passes.build(self._key(len(ids), len(ids), looked_at=True), apart=True)
+                batch = self._batch(ids, "all")
+                built = self.runner.apart(batch)
                 try:
-                    self._walk = Walk(self, built, self._batch(ids, len(ids)), level)
+                    self._walk = Walk(self, built, batch, level)
                 except BaseException:
                     built.close()
                     raise
@@ -236,19 +231,6 @@ class Session:
 
         return chat(self, messages, max_tokens, sampler or Sampler(), stop, template, logprobs, more)
 
-    def go_back_to(self, ids: list[int]) -> list[int]:
-        """Forget the tokens from the first on that is not as in ``ids``; return those of ``ids`` yet to be run."""
-        with self.working():
-            self._end_walk()
-            pairs = zip(self._tokens, ids[:-1], strict=False)
-            n_kept = next(
-                (i for i, (held, new) in enumerate(pairs) if held != new), min(len(self._tokens), len(ids) - 1)
-            )
-            self.cache.n_used = n_kept
-            del self._tokens[n_kept:]
-            self._unseen.clear()
-        return ids[n_kept:]
-
     def save(self, path: str | os.PathLike[str]) -> int:
         """Write tokens and cache to a file, for `restore`; return its size in bytes.
 
@@ -285,10 +267,16 @@ class Session:
         self._require_open()
         refuse_reentry(self.busy, "reset() it")
         self._end_walk()
+        self.forget()
+        self.last = None
+
+    def forget(self) -> None:
+        """Forget every token, and close the branches."""
+        for branches in list(self.branches):
+            branches.close()
         self.cache.clear()
         self._tokens.clear()
         self._unseen.clear()
-        self.last = None
 
     def close(self) -> None:
         """Free passes, inputs and cache; the model stays."""
@@ -315,8 +303,8 @@ class Session:
         with self.working():
             self._end_walk()
             ids = [*self._unseen, *ids]
-            self.cache.room_for(len(ids))
-            rows = self._plain(ids, "last") if ids else self._last_again()
+            room.make_room(self, len(ids))
+            rows = self.runner.rows(self._batch(ids, "last")) if ids else self._last_again()
             self._seen(ids)
         row: npt.NDArray[np.float32] = rows[-1]
         return row
@@ -324,11 +312,74 @@ class Session:
     def _last_again(self) -> npt.NDArray[np.float32]:
         if not self._tokens:
             raise ArgumentError("there is nothing to continue: the session was reset; give a prompt")
-        self.cache.n_used -= 1
-        try:
-            return self._plain(self._tokens[-1:], "last")
-        finally:
-            self.cache.n_used += 1
+        return self.runner.rows(self.cache.cells.last(self._tokens[-1]), again=True)
+
+    def shift(self, n_keep: int | None = None, n_discard: int | None = None) -> int:
+        """Drop ``n_discard`` tokens behind the first ``n_keep`` and move the later ones up; return how many were.
+
+        Defaults: the session's ``n_keep``, and half of what lies behind it. The keys that stay are turned to
+        their new positions, which equals computing them there; what they say still comes from the whole text.
+
+        Raises:
+            ArgumentError: fewer tokens than that are there.
+        """
+        keep = int(self.options.n_keep) if n_keep is None else n_keep
+        with self.working(), scope("shift"):
+            self._end_walk()
+            discard = max(len(self._tokens) - keep, 0) // 2 if n_discard is None else n_discard
+            room.shift(self, keep, discard)
+        return discard
+
+    def check_room(self, n_tokens: int) -> None:
+        """Raise CacheFull unless ``n_tokens`` more fit, or will after a shift where the session was opened so."""
+        if not room.will_shift(self, n_tokens):
+            self.cache.room_for(n_tokens)
+
+    def fork(self, n: int) -> Branches:
+        """Return ``n`` branches that go on from what the session has seen, which is stored once for all.
+
+        Raises:
+            ArgumentError: more sequences than a cache can tell apart.
+        """
+        with self.working(), scope("fork"):
+            self._end_walk()
+            self._catch_up(0)
+            self.branches.append(Branches(self, n, self._tokens))
+        return self.branches[-1]
+
+    def generate_batch(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        max_tokens: int = 128,
+        sampler: Sampler | Sequence[Sampler] | None = None,
+        stop: Sequence[str] = (),
+    ) -> list[list[Token]]:
+        """Return what `generate` makes of each of ``prompts`` after what the session has seen, all run at once.
+
+        The session itself stays as it is. Raises as `generate` and `fork`.
+        """
+        from kit.models.branches import generate_batch
+
+        return generate_batch(self, prompts, max_tokens, sampler, stop)
+
+    def run_batch(self, batch: Batch, *, again: bool = False) -> npt.NDArray[np.float32]:
+        """Run a batch of `Branches`; return its logits (out rows, n_vocab)."""
+        with self.working():
+            self._end_walk()
+            return self.runner.rows(batch, again=again)
+
+    def become(self, branch: Branch) -> None:
+        """Go on as ``branch``; what only the session saw is forgotten."""
+        with self.working():
+            self._end_walk()
+            self.cache.cells.forget(MAIN)
+            self.cache.cells.share(branch.sequence, MAIN)
+            self._tokens[:], self._unseen[:] = branch.seen, branch.unseen
+
+    def drop_tokens(self, first: int, n: int) -> None:
+        """Take ``n`` tokens from the list, for the cache has dropped them."""
+        del self._tokens[first : first + n]
 
     def promise(self, token: int) -> None:
         """Note a token that was given out and is not in the cache yet; the next pass starts with it."""
@@ -337,86 +388,34 @@ class Session:
     def walked(self, batch: Batch, logits: npt.NDArray[np.float32], again: bool = False) -> None:
         """Take over the result of a completed walk."""
         if not again:
+            self.cache.cells.enter(batch)
             self._seen([int(token) for token in batch.tokens])
         self._record([int(token) for token in batch.tokens], np.array(logits), {}, 0)
 
     def _catch_up(self, n_tokens: int) -> None:
         """Run the token given out last, so that the next pass is over its own ``n_tokens`` alone."""
-        self.cache.room_for(len(self._unseen) + n_tokens)
+        room.make_room(self, len(self._unseen) + n_tokens)
         if self._unseen:
             unseen = list(self._unseen)
-            self._plain(unseen, "last")
+            self.runner.rows(self._batch(unseen, "last"))
             self._seen(unseen)
 
-    def _plain(self, ids: list[int], logits: str) -> npt.NDArray[np.float32]:
-        """Run ``ids`` in batches; later batches see earlier ones, and only success moves the session on."""
-        rows = []
-        before = self.cache.n_used
-        try:
-            for start in range(0, len(ids), self.n_batch):
-                part = ids[start : start + self.n_batch]
-                last = start + self.n_batch >= len(ids)
-                n_out = len(part) if logits == "all" else 1
-                built = self._passes.get(self._key(len(part), n_out))
-                built.fill(self._batch(part, n_out), self.cache)
-                with turn():  # until the logits are read, nobody else may use the compute buffer
-                    self.model.backend.compute(built.graph)
-                    if logits == "all" or last:
-                        rows.append(transfer.read(built.logits))
-                self.cache.n_used += len(part)
-        finally:
-            self.cache.n_used = before
-        return rows[0] if len(rows) == 1 else np.concatenate(rows)
+    def _batch(self, ids: list[int], logits: str) -> Batch:
+        rows = np.arange(0 if logits == "all" else len(ids) - 1, len(ids), dtype=np.int32)
+        return self.cache.cells.batch(ids, MAIN, rows)
 
-    def _observed(
-        self, ids: list[int], kept: list[str], patches: dict[str, Patch], logits: str
-    ) -> tuple[npt.NDArray[np.float32], dict[str, npt.NDArray[np.float32]]]:
-        """Run ``ids`` as one pass, copying and changing stages on the way."""
-        wanted = {*kept, *patches}
-        scores = any(name.endswith(".scores") for name in wanted)
-        n_out = len(ids) if logits == "all" else 1
-        built = self._passes.get(self._key(len(ids), n_out, looked_at=scores, scores=scores))
-        built.fill(self._batch(ids, n_out), self.cache)
-        flat = {name: np.empty(built.stages[name].shape, np.float32) for name in kept}
-        watched = [watch(built.stages[name], flat.get(name), patches.get(name)) for name in sorted(wanted)]
-        with turn():
-            Watch(watched).compute(built.graph)
-            rows = transfer.read(built.logits)
-        values = {name: np.ascontiguousarray(built.stages[name].show(value)) for name, value in flat.items()}
-        return rows, values
-
-    def _key(self, n_tokens: int, n_out: int, looked_at: bool = False, scores: bool = False) -> PassKey:
-        kind = "plain" if scores and self.attention.kind == "flash" else self.attention.kind
-        n_seen = self.cache.n_used + n_tokens if looked_at else 0
-        return PassKey(n_tokens, self.cache.attended(n_tokens), n_out, kind, n_seen)
-
-    def _batch(self, ids: list[int], n_out: int) -> Batch:
-        rows = np.arange(len(ids) - n_out, len(ids), dtype=np.int32)
-        return Batch(np.asarray(ids, np.int32), self.cache.n_used, rows)
-
-    def _ids(self, prompt: Prompt) -> list[int]:
+    def ids(self, prompt: Prompt) -> list[int]:
+        """Return ``prompt`` as token ids, checked, to go on from what the session has seen."""
         self._require_open()
-        if isinstance(prompt, str):
-            at_start = not self._tokens and not self._unseen
-            ids = self.tokenizer.encode(prompt, add_special=at_start)
-        else:
-            ids = _whole_numbers(prompt)
-        if not ids:
-            raise ArgumentError("the prompt has no tokens; give some text or token ids")
-        n_vocab = self.model.config.n_vocab
-        bad = next((token for token in ids if not 0 <= token < n_vocab), None)
-        if bad is not None:
-            raise ArgumentError(f"token {bad} is not in the vocabulary of {n_vocab}")
-        return ids
+        return prompt_ids(self.model, prompt, at_start=not self.tokens)
 
     def _seen(self, ids: list[int]) -> None:
-        self.cache.n_used += len(ids)
         self._tokens += ids
         self._unseen.clear()
 
     def _record(self, ids: Sequence[int], rows: Any, values: dict[str, Any], time_ns: int) -> Run:
         pieces = self.model.pieces(ids)
-        self.last = Run(tuple(ids), rows, values, time_ns, pieces, _lens_of(self.model))
+        self.last = Run(tuple(ids), rows, values, time_ns, pieces, weak_lens(self.model))
         return self.last
 
     def _end_walk(self) -> None:
@@ -440,25 +439,5 @@ class Session:
         walk = f", stands at {self.position}" if self.position else ""
         return (
             f"Session({self.model.config.name}: {self.n_past} of {self.n_ctx} tokens, {self.attention}, "
-            f"cache {bytes_text(self.cache.nbytes)}{walk})"
+            f"cache {bytes_text(self.cache.nbytes)} of {self.cache.types}{walk})"
         )
-
-
-def _whole_numbers(prompt: Sequence[int]) -> list[int]:
-    if not isinstance(prompt, (bytes, bytearray)):
-        with contextlib.suppress(TypeError):
-            return [operator.index(token) for token in prompt]
-    raise ArgumentError(f"the prompt is {reprlib.repr(prompt)}; give text, or token ids as whole numbers")
-
-
-def _lens_of(model: Model) -> Callable[[npt.NDArray[np.float32], int], list[list[LensEntry]]]:
-    """The model's lens without the model: a record of a run keeps no weights alive."""
-    method = weakref.WeakMethod(model.lens)
-
-    def look(residual: npt.NDArray[np.float32], k: int) -> list[list[LensEntry]]:
-        lens = method()
-        if lens is None:
-            raise ClosedError("the model of this run is gone; load it and run again")
-        return lens(residual, k)
-
-    return look

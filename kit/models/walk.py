@@ -18,8 +18,9 @@ from kit.core.apart import ApartGraph
 from kit.core.interrupts import uninterrupted
 from kit.core.scope import scope
 from kit.errors import ArgumentError, BusyError, ClosedError, NotComputedError
+from kit.models.cells import MAIN, Batch
 from kit.models.lens import top_entries
-from kit.models.passes import Batch, BuiltPass
+from kit.models.passes import BuiltPass
 from kit.models.run import LensEntry
 from kit.models.stages import Stage
 from kit.units import shape_text, time_text
@@ -70,7 +71,7 @@ class Step:
         """
         self._require_here("change")
         edited = self._stage.restore(self.value, "the edited value")
-        transfer.set_bytes(self._stage.tensor.p, edited.reshape(-1).view(np.uint8))
+        transfer.write(self._stage.tensor, edited.reshape(self._stage.tensor.shape))
         self._walk.committed(self._stage, self.value)
 
     def lens(self, k: int = 5) -> list[LensEntry]:
@@ -99,9 +100,11 @@ class Walk(Iterator[Step]):
         self._built = built
         self._batch = batch
         self._apart = ApartGraph(built.graph, "a walk")
-        built.fill(batch, session.cache)
+        cells = session.cache.cells
+        built.fill(batch, cells)
+        stages = built.seen(np.concatenate([cells.of(MAIN), batch.cells]))
         index = self._apart.index_of()
-        chosen = [stage for stage in built.stages.values() if level == "stage" or _ends_block(stage.name)]
+        chosen = [stage for stage in stages.values() if level == "stage" or _ends_block(stage.name)]
         self._route = sorted(((index[stage.tensor.address], stage) for stage in chosen), key=lambda pair: pair[0])
         self._next = 0
         self._node = 0

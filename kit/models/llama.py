@@ -89,13 +89,11 @@ class LlamaPass:
     def attention(self, layer: int, h: Tensor) -> Tensor:
         """Return attention's share (tokens, n_embd); keys and values of these tokens go into the cache."""
         config, at = self.config, f"blk.{layer}."
-        q = self.heads(self.project(at + "attn_q", h), config.n_head)
+        q, k, v = self.queries_keys_values(at, h)
         q = self.rotate(q)
         self.mark(at + "attn.q", q)  # (tokens, heads, head_dim), rotated
-        k = self.heads(self.project(at + "attn_k", h), config.n_head_kv)
         k = self.rotate(k)
         self.mark(at + "attn.k", k)  # (tokens, kv_heads, head_dim), rotated
-        v = self.project(at + "attn_v", h)
         self.mark(at + "attn.v", v, (self.n_tokens, config.n_head_kv, config.head_dim))
         flat_k = k.reshape((self.n_tokens, config.n_embd_kv))
         keys, values = self.cache.write(layer, flat_k, v, self.inputs.cells, self.inputs.value_cells)
@@ -106,13 +104,29 @@ class LlamaPass:
         joined = attended.heads.reshape((self.n_tokens, config.n_head * config.head_dim))
         return self.project(at + "attn_output", joined)
 
+    def queries_keys_values(self, at: str, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return (tokens, heads, head_dim), (tokens, kv_heads, head_dim) and (tokens, kv_heads * head_dim)."""
+        n, n_kv = self.config.n_head, self.config.n_head_kv
+        if at + "attn_qkv.weight" not in self.weights:
+            q, k = self.heads(self.project(at + "attn_q", h), n), self.heads(self.project(at + "attn_k", h), n_kv)
+            return q, k, self.project(at + "attn_v", h)
+        joined = self.heads(self.project(at + "attn_qkv", h), n + 2 * n_kv)
+        v = ops.cont(joined[:, n + n_kv :])
+        return joined[:, :n], joined[:, n : n + n_kv], v.reshape((self.n_tokens, self.config.n_embd_kv))
+
     def feed_forward(self, at: str, h: Tensor) -> Tensor:
         """Return the feed-forward share (tokens, n_embd)."""
-        up = self.project(at + "ffn_up", h)
-        gate = self.project(at + "ffn_gate", h)
+        if at + "ffn_gate_up.weight" in self.weights:
+            joined = self.project(at + "ffn_gate_up", h)
+            n_ff = joined.shape[-1] // 2
+            gate, up = joined[:, :n_ff], joined[:, n_ff:]
+            act = ops.swiglu(joined)
+        else:
+            up = self.project(at + "ffn_up", h)
+            gate = self.project(at + "ffn_gate", h)
+            act = ops.swiglu_split(gate, up)
         self.mark(at + "ffn.gate", gate)  # (tokens, n_ff), before the nonlinearity
         self.mark(at + "ffn.up", up)  # (tokens, n_ff)
-        act = ops.swiglu_split(gate, up)
         self.mark(at + "ffn.act", act)  # (tokens, n_ff): silu(gate) * up
         return self.project(at + "ffn_down", act)
 

@@ -20,6 +20,8 @@ from kit.errors import ArgumentError, ClosedError, GGUFError, UnsupportedModel
 from kit.models.config import LlamaConfig
 from kit.models.layout import check_tensors
 from kit.models.lens import Lens, top_entries
+from kit.models.preparation import Prepare
+from kit.models.prepared import Prepared
 from kit.models.run import LensEntry
 from kit.models.session import Session
 from kit.models.store import find_model
@@ -40,12 +42,21 @@ class Model:
     """
 
     def __init__(
-        self, file: GGUFFile, backend: Backend | None, *, use_mmap: bool, progress: bool, n_threads: int | None
+        self,
+        file: GGUFFile,
+        backend: Backend | None,
+        *,
+        use_mmap: bool,
+        progress: bool,
+        n_threads: int | None,
+        n_threads_batch: int | None = None,
+        prepare: Prepare | str | None = "auto",
     ) -> None:
+        wanted = Prepare.of(prepare)
         self.path = file.path
         self.config = LlamaConfig.from_gguf(file)
         check_tensors(file, self.config)
-        self._owned = Backend(n_threads=n_threads) if backend is None else None
+        self._owned = Backend(n_threads=n_threads, n_threads_batch=n_threads_batch) if backend is None else None
         self.backend: Backend = backend or cast(Backend, self._owned)
         self._file = file
         self._lens: Lens | None = None
@@ -53,6 +64,11 @@ class Model:
         self._closed = False
         try:
             self.weights = Weights(file, self.backend, use_mmap=use_mmap, progress=progress)
+            try:
+                self.prepared = Prepared(self.weights, self.backend, wanted, progress=progress)
+            except BaseException:
+                self.weights.close()
+                raise
         except BaseException:
             if self._owned is not None:
                 self._owned.close()
@@ -128,6 +144,7 @@ class Model:
         if self._lens is not None:
             self._lens.close()
             self._lens = None
+        self.prepared.close()
         self.weights.close()
         if self._owned is not None:
             self._owned.close()
@@ -163,6 +180,8 @@ def load(
     use_mmap: bool = True,
     progress: bool = True,
     n_threads: int | None = None,
+    n_threads_batch: int | None = None,
+    prepare: Prepare | str | None = "auto",
 ) -> Model:
     """Load a model from a path, or by the name of one kit knows or finds on this machine.
 
@@ -172,10 +191,21 @@ def load(
         use_mmap: map the file instead of reading it.
         progress: show a bar while reading.
         n_threads: CPU threads of the model's own backend.
+        n_threads_batch: its CPU threads for passes over many tokens; default: as many.
+        prepare: what to make of the weights: "auto", "none" for the file as it is, or a `kit.Prepare`;
+            ``model.prepared`` shows what was done and why.
 
     Raises:
         ModelNotFound, GGUFError, UnsupportedModel, OutOfMemory: each says what is wrong, with what, and what to do.
     """
     with scope("load"):
         file = GGUFFile(find_model(name_or_path))
-        return Model(file, backend, use_mmap=use_mmap, progress=progress, n_threads=n_threads)
+        return Model(
+            file,
+            backend,
+            use_mmap=use_mmap,
+            progress=progress,
+            n_threads=n_threads,
+            n_threads_batch=n_threads_batch,
+            prepare=prepare,
+        )

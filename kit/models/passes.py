@@ -20,7 +20,7 @@ from kit.models.cache import KVCache
 from kit.models.config import LlamaConfig
 from kit.models.llama import LlamaPass, PassInputs
 from kit.models.stages import Stage
-from kit.models.weights import Weights
+from kit.models.prepared import PREFILL_TOKENS, Prepared
 
 MAX_BUILT = 8
 
@@ -56,6 +56,7 @@ class BuiltPass:
         self.stages = {stage.name: stage for stage in stages}
         self.logits = logits
         self.graph = Graph(context.backend, [stage.tensor for stage in stages], keep_outputs=False)
+        self.graph.batch = key.n_tokens >= PREFILL_TOKENS
         self._inputs = inputs
         self._memory: dict[str, npt.NDArray[np.generic]] = {}
 
@@ -94,7 +95,7 @@ class PassBuilder:
     """Builds and keeps the passes of one session; all of them share one buffer for their inputs."""
 
     def __init__(
-        self, backend: Backend, config: LlamaConfig, weights: Weights, cache: KVCache, n_batch: int, owner: str
+        self, backend: Backend, config: LlamaConfig, weights: Prepared, cache: KVCache, n_batch: int, owner: str
     ) -> None:
         self.backend = backend
         self.config = config
@@ -122,7 +123,8 @@ class PassBuilder:
         try:
             inputs = self._declare(context, key, apart)
             n_seen = key.n_seen or None
-            llama = LlamaPass(self.config, self.weights, self.cache, inputs, key.kind, key.n_kv, n_seen)
+            weights = self.weights.weights_for(key.n_tokens)
+            llama = LlamaPass(self.config, weights, self.cache, inputs, key.kind, key.n_kv, n_seen)
             logits = llama.build()
             return BuiltPass(key, context, llama.stages, logits, inputs)
         except BaseException:

@@ -56,5 +56,5 @@ def _apply(stage: Stage, tensor: Tensor, function: Patch) -> npt.NDArray[np.floa
     value = np.array(stage.show(transfer.read(tensor)))
     returned = function(value)
     raw = stage.restore(value if returned is None else returned, "the patch")
-    transfer.set_bytes(tensor.p, raw.reshape(-1).view(np.uint8))
+    transfer.write(tensor, raw.reshape(tensor.shape))
     return raw

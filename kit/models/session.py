@@ -86,7 +86,7 @@ class Session:
         self._parts.callback(context.close)
         place = context.for_device(model.backend.devices[-1], purpose="kv cache")
         self.cache = KVCache(place, model.config, self.n_ctx, self.attention.permuted_cache)
-        self._passes = PassBuilder(model.backend, model.config, model.weights, self.cache, self.n_batch, "session")
+        self._passes = PassBuilder(model.backend, model.config, model.prepared, self.cache, self.n_batch, "session")
         self._parts.callback(self._passes.close)
         self._reserve()
 

@@ -70,7 +70,7 @@ class Step:
         """
         self._require_here("change")
         edited = self._stage.restore(self.value, "the edited value")
-        transfer.set_bytes(self._stage.tensor.p, edited.reshape(-1).view(np.uint8))
+        transfer.write(self._stage.tensor, edited.reshape(self._stage.tensor.shape))
         self._walk.committed(self._stage, self.value)
 
     def lens(self, k: int = 5) -> list[LensEntry]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from kit.errors import (
     ArgumentError,
+    BuildError,
     BusyError,
     CacheFull,
     ClosedError,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from kit.core.tensor import Tensor
     from kit.memory.tracker import Tracker
     from kit.models.model import Model, load
+    from kit.models.preparation import Prepare
     from kit.models.sampler import Sampler
     from kit.models.session import Session
     from kit.models.store import find_model
@@ -61,6 +63,7 @@ _HOME = {
     "Model": "kit.models.model",
     "load": "kit.models.model",
     "Sampler": "kit.models.sampler",
+    "Prepare": "kit.models.preparation",
     "Session": "kit.models.session",
     "find_model": "kit.models.store",
     "Tokenizer": "kit.models.tokenizer",
@@ -71,6 +74,7 @@ __all__ = [
     "ArgumentError",
     "Backend",
     "Buffer",
+    "BuildError",
     "BusyError",
     "CacheFull",
     "ClosedError",
@@ -89,6 +93,7 @@ __all__ = [
     "ModelNotFound",
     "NotComputedError",
     "OutOfMemory",
+    "Prepare",
     "Sampler",
     "Session",
     "ShapeError",

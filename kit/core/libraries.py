@@ -6,7 +6,6 @@ machine or this kit is passed over with a warning: kit works with the wheel's li
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import platform
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kit.folders import cache_folder
+from kit.files import cache_folder, sha256
 
 WHEEL = Path(__file__).resolve().parent.parent / "_ggml"
 RECORD = "backend.json"
@@ -129,9 +128,3 @@ def cpu_flags() -> set[str]:
     except OSError:
         pass
     return set()
-
-
-def sha256(path: Path) -> str:
-    """The file's SHA-256."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -36,7 +36,9 @@ def _load() -> tuple[Any, Any]:
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # else ggml attaches a debugger when anything terminates
     paths = library_paths()
     if not paths:
-        raise NativeMissing(f"no ggml libraries in {libraries.folder}: kit is not built; run 'pip install -e .' or 'make demo'")
+        raise NativeMissing(
+            f"no ggml libraries in {libraries.folder}: kit is not built; run 'pip install -e .' or 'make demo'"
+        )
     if libraries.passed_over:
         log.warning("%s; using the wheel's", libraries.passed_over)
     for path in paths:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from kit.folders import cache_folder
+from kit.files import cache_folder
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from kit.models.attention import Kind
 from kit.models.cache import KVCache
 from kit.models.config import LlamaConfig
 from kit.models.llama import LlamaPass, PassInputs
-from kit.models.stages import Stage
 from kit.models.prepared import PREFILL_TOKENS, Prepared
+from kit.models.stages import Stage
 
 MAX_BUILT = 8
 

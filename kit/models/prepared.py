@@ -112,9 +112,7 @@ _WAYS = {
 }
 
 
-def _tables(
-    weights: Weights, made: list[Part], tensors: list[Tensor]
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def _tables(weights: Weights, made: list[Part], tensors: list[Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return the weights by name for passes over few and over many tokens; joined ones replace their sources."""
     few, many = dict(weights), dict(weights)
     for part, tensor in zip(made, tensors, strict=True):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from kit.errors import (
     ArgumentError,
+    BuildError,
     BusyError,
     CacheFull,
     ClosedError,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from kit.memory.tracker import Tracker
     from kit.models.convert import Conversion, convert
     from kit.models.model import Model, load
+    from kit.models.preparation import Prepare
     from kit.models.sampler import Sampler
     from kit.models.session import Session
     from kit.models.store import find_model
@@ -68,6 +70,7 @@ _HOME = {
     "Model": "kit.models.model",
     "load": "kit.models.model",
     "Sampler": "kit.models.sampler",
+    "Prepare": "kit.models.preparation",
     "Session": "kit.models.session",
     "find_model": "kit.models.store",
     "ChatTemplate": "kit.models.templates",
@@ -79,6 +82,7 @@ __all__ = [
     "ArgumentError",
     "Backend",
     "Buffer",
+    "BuildError",
     "BusyError",
     "CacheFull",
     "ChatTemplate",
@@ -100,6 +104,7 @@ __all__ = [
     "ModelNotFound",
     "NotComputedError",
     "OutOfMemory",
+    "Prepare",
     "Sampler",
     "Session",
     "ShapeError",

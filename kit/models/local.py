@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kit.core.gguf_names import PartName
-from kit.models.catalog import KNOWN, cache_folder
+from kit.files import cache_folder
+from kit.models.catalog import KNOWN
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ from kit.models.cache import KVCache
 from kit.models.cells import Batch, Cells
 from kit.models.config import LlamaConfig
 from kit.models.llama import LlamaPass, PassInputs
+from kit.models.prepared import PREFILL_TOKENS, Prepared
 from kit.models.stages import Stage
-from kit.models.weights import Weights
 
 MAX_BUILT = 8
 
@@ -48,6 +48,7 @@ class BuiltPass:
         self.stages = {stage.name: stage for stage in stages}
         self.logits = logits
         self.graph = Graph(context.backend, [stage.tensor for stage in stages], keep_outputs=False)
+        self.graph.batch = key.n_tokens >= PREFILL_TOKENS
         self._inputs = inputs
         self._memory: dict[str, npt.NDArray[np.generic]] = {}
 
@@ -84,7 +85,7 @@ class PassBuilder:
     """Builds and keeps the passes of one session; all of them share one buffer for their inputs."""
 
     def __init__(
-        self, backend: Backend, config: LlamaConfig, weights: Weights, cache: KVCache, n_ubatch: int, owner: str
+        self, backend: Backend, config: LlamaConfig, weights: Prepared, cache: KVCache, n_ubatch: int, owner: str
     ) -> None:
         self.backend = backend
         self.config = config
@@ -112,7 +113,8 @@ class PassBuilder:
         context = Context(self.backend, name=f"pass of {key.n_tokens} tokens over {key.n_kv} cells", slots=2048)
         try:
             inputs = self._declare(context, key, apart)
-            llama = LlamaPass(self.config, self.weights, self.cache, inputs, key.kind, key.n_kv)
+            weights = self.weights.weights_for(key.n_tokens)
+            llama = LlamaPass(self.config, weights, self.cache, inputs, key.kind, key.n_kv)
             logits = llama.build()
             return BuiltPass(key, context, llama.stages, logits, inputs)
         except BaseException:

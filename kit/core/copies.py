@@ -1,0 +1,90 @@
+"""Other forms of matrices that lie on the host: rows joined, repacked for a kernel, as float16; natively."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kit.core.dtypes import dtype_by_id
+from kit.core.native import ffi, lib
+from kit.core.tensor import Tensor
+
+_CHUNK = 1 << 20  # elements between two looks for an interrupt
+
+
+def join(target: Tensor, sources: Sequence[Tensor]) -> None:
+    """Copy the rows of ``sources``, one after another, into ``target`` of the same type; both on the host.
+
+    Matrices of several experts (experts, rows, columns) are joined expert by expert.
+    """
+    offset = 0
+    for address, nbytes in _stretches(sources):
+        lib.ggml_backend_tensor_set(target.p, ffi.cast("void *", address), offset, nbytes)
+        offset += nbytes
+
+
+def repack(target: Tensor, sources: Sequence[Tensor]) -> None:
+    """Give the joined ``sources`` to ``target``, which lies in one of `kit.core.repack.opaque_types`."""
+    stretches = list(_stretches(sources))
+    if len(stretches) == 1:
+        address, nbytes = stretches[0]
+        lib.ggml_backend_tensor_set(target.p, ffi.cast("void *", address), 0, nbytes)
+        return
+    whole = np.empty(sum(nbytes for _, nbytes in stretches), np.uint8)
+    offset = 0
+    for address, nbytes in stretches:
+        whole[offset : offset + nbytes] = _bytes(address, nbytes)
+        offset += nbytes
+    lib.ggml_backend_tensor_set(target.p, ffi.from_buffer("char[]", whole), 0, whole.nbytes)
+
+
+def to_f16(target: Tensor, sources: Sequence[Tensor]) -> None:
+    """Write the joined ``sources`` to ``target`` (f16, on the host), by ggml's own conversions."""
+    dtype = dtype_by_id(sources[0].p.type)
+    convert = lib.ggml_get_type_traits(dtype.id).to_float
+    columns = sources[0].shape[-1]
+    rows = max(1, _CHUNK // columns)
+    floats = np.empty(rows * columns, np.float32)
+    into = ffi.from_buffer("float[]", floats, require_writable=True)
+    out = int(ffi.cast("uintptr_t", target.p.data))
+    for address, nbytes in _stretches(sources):
+        step = dtype.nbytes(rows * columns)
+        for start in range(0, nbytes, step):
+            n = min(step, nbytes - start) // dtype.block_nbytes * dtype.block
+            convert(ffi.cast("void *", address + start), into, n)
+            lib.ggml_fp32_to_fp16_row(into, ffi.cast("ggml_fp16_t *", out), n)
+            out += 2 * n
+
+
+def adjacent(sources: Sequence[Tensor]) -> bool:
+    """Whether the bytes of ``sources`` follow each other in one buffer."""
+    buffers = {int(ffi.cast("uintptr_t", t.p.buffer)) for t in sources}
+    ends = [address_of(t) + t.nbytes for t in sources]
+    return len(buffers) == 1 and all(end == address_of(t) for end, t in zip(ends, sources[1:], strict=False))
+
+
+def on_host(tensor: Tensor) -> bool:
+    """Whether the CPU reads the tensor's bytes in place."""
+    return bool(tensor.p.buffer != ffi.NULL and lib.ggml_backend_buffer_is_host(tensor.p.buffer))
+
+
+def _stretches(sources: Sequence[Tensor]) -> Iterator[tuple[int, int]]:
+    """Yield address and bytes of each stretch of rows, in the order they are joined."""
+    n_experts = sources[0].shape[0] if sources[0].ndim == 3 else 1
+    for expert in range(n_experts):
+        for source in sources:
+            nbytes = source.nbytes // n_experts
+            yield address_of(source) + expert * nbytes, nbytes
+
+
+def address_of(tensor: Tensor) -> int:
+    """Where the tensor's bytes begin."""
+    return int(ffi.cast("uintptr_t", tensor.p.data))
+
+
+def _bytes(address: int, nbytes: int) -> npt.NDArray[np.uint8]:
+    memory: Any = ffi.buffer(ffi.cast("char *", address), nbytes)
+    return np.frombuffer(memory, np.uint8)

@@ -59,7 +59,7 @@ def _turned(passes: PassBuilder, inputs: dict[str, Tensor]) -> list[Tensor]:
     """Return the keys of every layer after they are read as f32, rotated, and written where they were."""
     config, cache = passes.config, passes.cache
     pass_inputs = PassInputs(inputs["rows"], inputs["by"], inputs["by"], inputs["cells"], None)
-    llama = LlamaPass(config, passes.weights, cache, pass_inputs, "plain", 0)
+    llama = LlamaPass(config, passes.weights.weights_for(1), cache, pass_inputs, "plain", 0)
     written = []
     for keys in cache.k:
         n, width = len(inputs["rows"]), keys.shape[1]

@@ -256,7 +256,7 @@ def model_list() -> None:
 def _sizes(text: str) -> list[int]:
     """Read ``4KiB,1MB``; raise BadParameter for what is no size."""
     from kit.errors import ArgumentError
-    from kit.memory.report import parse_bytes
+    from kit.units import parse_bytes
 
     try:
         return [parse_bytes(part) for part in text.split(",")]

@@ -205,20 +205,22 @@ def costs(sizes: str | None, repeats: int | None, as_json: bool, page: Path | No
     "-o", "--report", type=_page, default=Path("kit-memory.html"), show_default=True, help=".html, .json or .txt"
 )
 @click.option("--no-stacks", is_flag=True, help="Do not keep Python stacks.")
-@click.argument("script", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("-m", "--module", is_flag=True, help="SCRIPT is the name of a module, as for python -m.")
+@click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
-def watch(ctx: click.Context, report: Path, no_stacks: bool, script: Path, args: tuple[str, ...]) -> None:
+def watch(ctx: click.Context, report: Path, no_stacks: bool, module: bool, script: str, args: tuple[str, ...]) -> None:
     """Run a Python program unchanged and report the ggml memory it leaks, whichever ggml it uses.
 
-    Options come before SCRIPT; everything after it goes to the program. The exit code is the program's own, or, where
-    that is 0, 1 for leaks and 0 for none.
+    Options come before SCRIPT; everything after it goes to the program. The verdict comes when the program has wholly
+    ended, its threads and exit handlers too. The exit code is the program's own, or, where that is 0, 1 for leaks and
+    0 for none.
     """
     _require_writable(report, "--report")
     from kit.memory.watch import main as run_watched
 
-    options = ["--output", str(report), *(["--no-stacks"] if no_stacks else [])]
-    ctx.exit(run_watched([*options, "--", str(script), *args]))
+    options = ["--output", str(report), *(["--no-stacks"] if no_stacks else []), *(["-m"] if module else [])]
+    ctx.exit(run_watched([*options, "--", script, *args]))
 
 
 @main.group()
@@ -324,7 +326,7 @@ def convert(source: Path, out: Path, dtype: str, ignore: tuple[str, ...], thread
 def _sizes(text: str) -> list[int]:
     """Read ``4KiB,1MB``; raise BadParameter for what is no size."""
     from kit.errors import ArgumentError
-    from kit.memory.report import parse_bytes
+    from kit.units import parse_bytes
 
     try:
         return [parse_bytes(part) for part in text.split(",")]

@@ -20,7 +20,7 @@ from kit.errors import ArgumentError, ClosedError, OutOfMemory
 from kit.log import log
 from kit.memory.cost_records import Copy
 from kit.memory.cost_ways import BufferWay, PagesWay, Way, host_type, reads_in_place
-from kit.memory.costs import measure_copy
+from kit.memory.costs import checked_repeats, checked_sizes, measure_copy
 from kit.memory.pages import HostPages, Pages
 from kit.units import bytes_text, time_text
 
@@ -61,11 +61,11 @@ def pinned_pays(device: str = "CPU.0", sizes: Sequence[int] = INPUT_SIZES, repea
     less than 0.9 of the time.
 
     Raises:
-        ArgumentError: no such device, or no sizes.
+        ArgumentError: no such device, no sizes or repeats, or some below 1.
         OutOfMemory: no room for the measurement.
     """
-    if not sizes:
-        raise ArgumentError("no sizes to measure; give those of the inputs")
+    checked_sizes(sizes)
+    checked_repeats(repeats)
     host = host_type(device)
     pinned: Way = PagesWay("locked") if host is None else BufferWay("host buffer", device, host)
     with uninterrupted as held:

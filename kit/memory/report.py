@@ -17,7 +17,7 @@ from kit.memory.events import Events, Recording, device_name, library_name
 from kit.memory.holders import with_holders
 from kit.memory.leaks import Leak, find_leaks
 from kit.memory.osmemory import ProcessMemory
-from kit.units import bytes_text
+from kit.units import bytes_text, parse_bytes
 
 _TIMELINE_POINTS = 1000
 _Key = tuple[str, str, str, str, str, str]
@@ -322,20 +322,3 @@ def _row_key(recording: Recording, record: Any) -> _Key:
         store.name_text(record["type"]),
         library_name(int(record["copy"])),
     )
-
-
-_UNITS = {"b": 1, "kb": 1000, "mb": 1000**2, "gb": 1000**3, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
-
-
-def parse_bytes(text: int | str) -> int:
-    """Return a number of bytes: ``64 MB`` is 64,000,000, ``64 MiB`` is 67,108,864."""
-    from kit.errors import ArgumentError
-
-    if isinstance(text, int):
-        return text
-    digits = text.strip().rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ ")
-    unit = text.strip()[len(digits) :].strip().lower() or "b"
-    try:
-        return int(float(digits) * _UNITS[unit])
-    except (ValueError, KeyError):
-        raise ArgumentError(f"{text!r} is no number of bytes; write it as 64 MB or 64 MiB") from None

@@ -11,7 +11,7 @@ import pytest
 import kit
 import kit.memory
 from kit.core.buffer import BufferSet
-from kit.memory.report import parse_bytes
+from kit.units import parse_bytes
 
 NASTY = '<script>alert("x")</script>&'
 
@@ -127,3 +127,29 @@ def test_bytes_that_are_none(text: str) -> None:
 def test_a_tracker_that_saw_nothing_says_so() -> None:
     with pytest.raises(kit.NotComputedError, match=r"with kit\.Tracker"):
         kit.Tracker().report()
+
+
+BAD = {
+    "assert_peak(1.5)": lambda report: report.assert_peak(1.5),
+    "assert_peak(None)": lambda report: report.assert_peak(None),
+    "assert_peak(True)": lambda report: report.assert_peak(True),
+    "assert_peak(-1)": lambda report: report.assert_peak(-1),
+    "assert_peak('1e400 MB')": lambda report: report.assert_peak("1e400 MB"),
+    "assert_peak('64 XB')": lambda report: report.assert_peak("64 XB"),
+    "diff(report, None)": lambda report: kit.memory.diff(report, None),
+    "costs(['4KiB'])": lambda report: kit.memory.costs(["4KiB"]),
+    "costs(4096)": lambda report: kit.memory.costs(4096),
+    "costs([1.5])": lambda report: kit.memory.costs([1.5]),
+    "costs([4096], 0)": lambda report: kit.memory.costs([4096], 0),
+    "pinned_pays(sizes=[-4])": lambda report: kit.memory.pinned_pays(sizes=[-4]),
+    "pinned_pays(repeats=0)": lambda report: kit.memory.pinned_pays(repeats=0),
+    "input_lab(None)": lambda report: kit.memory.input_lab(None),
+}
+
+
+@pytest.mark.parametrize("call", BAD)
+def test_wrong_arguments_are_refused_with_what_was_given(call: str) -> None:
+    with kit.Tracker() as mem:
+        pass
+    with pytest.raises(kit.ArgumentError, match=r"1\.5|None|True|-1|1e400|64 XB|4KiB|4096|0|-4"):
+        BAD[call](mem.report())

@@ -25,6 +25,8 @@ from kit.errors import (
     NotComputedError,
     OutOfMemory,
     ShapeError,
+    StateError,
+    TemplateError,
     UnknownStage,
     UnsupportedModel,
 )
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from kit.models.sampler import Sampler
     from kit.models.session import Session
     from kit.models.store import find_model
+    from kit.models.templates import ChatTemplate
     from kit.models.tokenizer import Tokenizer
 
 __version__ = "0.1.0"
@@ -63,6 +66,7 @@ _HOME = {
     "Sampler": "kit.models.sampler",
     "Session": "kit.models.session",
     "find_model": "kit.models.store",
+    "ChatTemplate": "kit.models.templates",
     "Tokenizer": "kit.models.tokenizer",
 }
 _MODULES = {"ops": "kit.core.ops", "memory": "kit.memory"}
@@ -73,6 +77,7 @@ __all__ = [
     "Buffer",
     "BusyError",
     "CacheFull",
+    "ChatTemplate",
     "ClosedError",
     "Context",
     "ContextError",
@@ -92,6 +97,8 @@ __all__ = [
     "Sampler",
     "Session",
     "ShapeError",
+    "StateError",
+    "TemplateError",
     "Tensor",
     "Tokenizer",
     "Tracker",

@@ -82,6 +82,14 @@ class ModelNotFound(KitError, FileNotFoundError):
     """No file and no known model has this name."""
 
 
+class TemplateError(KitError, ValueError):
+    """A chat template is wrong, refuses the messages, or may not do what it tries; names the template and the line."""
+
+
+class StateError(KitError, ValueError):
+    """A saved session is not what it claims, or is another model's; names the path and what is wrong."""
+
+
 class FetchError(KitError, ConnectionError):
     """A model could not be fetched or did not match its checksum."""
 

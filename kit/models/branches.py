@@ -24,7 +24,8 @@ from kit.models.sampler import Sampler
 from kit.models.walk import refuse_reentry
 
 if TYPE_CHECKING:
-    from kit.models.session import Session, Token
+    from kit.models.session import Session
+    from kit.models.streaming import Token
 
 
 class Branch:

@@ -6,7 +6,7 @@ import os
 import weakref
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Self, cast
+from typing import TYPE_CHECKING, Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,9 @@ from kit.models.tokenizer import Tokenizer
 from kit.models.walk import refuse_reentry
 from kit.models.weights import Weights
 from kit.units import bytes_text
+
+if TYPE_CHECKING:
+    from kit.models.templates import ChatTemplate
 
 DEFAULT_CTX = 2048
 
@@ -71,6 +74,13 @@ class Model:
     def tokenizer(self) -> Tokenizer:
         """The tokenizer the file describes, built when first needed."""
         return Tokenizer.from_gguf(self._file)
+
+    @cached_property
+    def chat_template(self) -> ChatTemplate:
+        """The file's chat template, or the built-in form its special tokens belong to; TemplateError without either."""
+        from kit.models.templates import ChatTemplate
+
+        return ChatTemplate.from_metadata(self._file.metadata, self.tokenizer, str(self.path))
 
     def session(
         self,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
@@ -32,21 +32,15 @@ from kit.models.run import Run
 from kit.models.runner import Runner
 from kit.models.sampler import Sampler
 from kit.models.stages import match_stages, stage_names
+from kit.models.streaming import Token
 from kit.models.tokenizer import Tokenizer
 from kit.models.walk import Level, Walk, refuse_reentry
 from kit.units import bytes_text
 
 if TYPE_CHECKING:
+    from kit.models.generation import Draws
     from kit.models.model import Model
-
-
-@dataclass(frozen=True)
-class Token:
-    """One generated token: its text (never half a character), and the log-probability the model gave it."""
-
-    id: int
-    text: str
-    logprob: float
+    from kit.models.templates import ChatTemplate
 
 
 class Session:
@@ -193,16 +187,80 @@ class Session:
         return self._walk
 
     def generate(
-        self, prompt: Prompt = "", *, max_tokens: int = 128, sampler: Sampler | None = None, stop: Sequence[str] = ()
+        self,
+        prompt: Prompt = "",
+        *,
+        max_tokens: int = 128,
+        sampler: Draws | None = None,
+        stop: str | Sequence[str] = (),
+        logprobs: int = 0,
     ) -> Iterator[Token]:
         """Yield tokens after ``prompt`` until an end-of-generation token, a ``stop`` string, or ``max_tokens``.
+
+        Each comes as soon as its text can no longer be part of a stop string, which is never given out.
+        ``logprobs``: how many of the likeliest tokens each carries as ``alternatives``.
 
         Raises:
             CacheFull: no room left. KeyboardInterrupt: stopped; what was yielded stays in the session.
         """
         from kit.models.generation import generate
 
-        return generate(self, prompt, max_tokens, sampler or Sampler(), stop)
+        return generate(self, prompt, max_tokens, sampler or Sampler(), stop, logprobs)
+
+    def chat(
+        self,
+        messages: Iterable[Mapping[str, Any]],
+        *,
+        max_tokens: int = 512,
+        sampler: Draws | None = None,
+        stop: str | Sequence[str] = (),
+        template: ChatTemplate | str | None = None,
+        logprobs: int = 0,
+        **more: Any,
+    ) -> Iterator[Token]:
+        """Yield the answer to ``messages``, each a dict of ``role`` and ``content``, as `generate` does.
+
+        What the session holds already of the conversation is not run again; what is no part of it is forgotten.
+        Names of special tokens in the messages stay text. ``template``: another than the file's, or the name of
+        a built-in form; ``more`` goes to the template.
+
+        Raises:
+            TemplateError: the template refuses the messages, or there is none. CacheFull: no room for them.
+        """
+        from kit.models.chat import chat
+
+        return chat(self, messages, max_tokens, sampler or Sampler(), stop, template, logprobs, more)
+
+    def save(self, path: str | os.PathLike[str]) -> int:
+        """Write tokens and cache to a file, for `restore`; return its size in bytes.
+
+        Raises:
+            OSError: it cannot be written; a file that was there before stays as it was.
+        """
+        from kit.models.saved_state import save
+
+        return save(self, path)
+
+    def restore(self, path: str | os.PathLike[str]) -> None:
+        """Go on from what `save` wrote; what the session held before is forgotten.
+
+        Raises:
+            StateError: no such file of this model; the session is as before. CacheFull: it holds more than n_ctx.
+        """
+        from kit.models.saved_state import restore
+
+        restore(self, path)
+
+    @classmethod
+    def load(cls, model: Model, path: str | os.PathLike[str], **settings: Any) -> Session:
+        """Open a session with ``settings``, as `Model.session` takes them, and `restore` it."""
+        session = model.session(**settings)
+        try:
+            session.restore(path)
+        except BaseException:
+            session.close()
+            raise
+        return session
 
     def reset(self) -> None:
         """Forget every token; memory and built passes stay."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import os
+import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -84,16 +85,32 @@ class Tokenizer:
         """Whether encode(add_special=True) puts the EOS token last."""
         return self._vocab.add_eos
 
+    @property
+    def is_bpe(self) -> bool:
+        """Whether it is byte-level BPE; SentencePiece otherwise."""
+        return self._vocab.kind == "gpt2"
+
+    @property
+    def special_texts(self) -> tuple[str, ...]:
+        """Names of the tokens that steer the model, as `is_special` has it; the longest first."""
+        return tuple(text for text, i in self._special if self.is_special(i))
+
+    def special_id(self, text: str) -> int | None:
+        """The special token of this name, if there is one."""
+        token = self._vocab.ids.get(text)
+        return token if token is not None and self.is_special(token) else None
+
     def is_special(self, token: int) -> bool:
         """Whether the token steers the model and is no text of its own (control or unknown)."""
         return int(self._vocab.types[self._checked(token)]) in (TokenType.CONTROL, TokenType.UNKNOWN)
 
-    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
+    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True, guard: str = "") -> list[int]:
         """Ids of a text.
 
         add_special: put BOS first and EOS last where the file asks for them.
         parse_special: take the names of control tokens in the text for the tokens; without it a
         text somebody else wrote cannot smuggle them in.
+        guard: a character that is dropped from the text; a control token right after it is text.
         Raises ArgumentError for half a surrogate pair, which no UTF-8 text can hold.
         """
         _check_text(text)
@@ -102,7 +119,7 @@ class Tokenizer:
         if add_special and vocab.add_bos and vocab.bos_id is not None:
             ids.append(vocab.bos_id)
         after_special = True
-        for part in self._cut(text, self._special if parse_special else self._user_defined):
+        for part in self._parts(text, parse_special, guard):
             if isinstance(part, int):
                 ids.append(part)
                 after_special = True
@@ -148,9 +165,17 @@ class Tokenizer:
             raise ArgumentError(f"token id {token} is not one of the ids 0 to {self.n_vocab - 1}")
         return int(token)
 
+    def _parts(self, text: str, parse_special: bool, guard: str) -> list[str | int]:
+        if not guard or guard not in text:
+            return self._cut(text, self._special if parse_special else self._user_defined)
+        parts: list[str | int] = []
+        for part in self._cut(text, self._special if parse_special else [], guard):
+            parts += [part] if isinstance(part, int) else self._cut(part.replace(guard, ""), self._user_defined)
+        return parts
+
     @staticmethod
-    def _cut(text: str, special: list[tuple[str, int]]) -> list[str | int]:
-        """Cut special tokens out of the text, the longest first, wherever they stand."""
+    def _cut(text: str, special: list[tuple[str, int]], guard: str = "") -> list[str | int]:
+        """Cut special tokens out of the text, the longest first, wherever they stand but after a guard."""
         parts: list[str | int] = [text] if text else []
         for name, token in special:
             if name not in text:
@@ -160,7 +185,8 @@ class Tokenizer:
                 if isinstance(part, int) or name not in part:
                     cut.append(part)
                     continue
-                for i, piece in enumerate(part.split(name)):
+                pieces = re.split(f"(?<!{guard}){re.escape(name)}", part) if guard else part.split(name)
+                for i, piece in enumerate(pieces):
                     cut += [token] if i else []
                     cut += [piece] if piece else []
             parts = cut
@@ -188,6 +214,11 @@ class StreamDecoder:
             raw = raw.removeprefix(b" ")
             self._drop_blank = False
         return self._utf8.decode(raw)
+
+    @property
+    def pending(self) -> bool:
+        """Whether the last id ended inside a character."""
+        return bool(self._utf8.getstate()[0])
 
     def flush(self) -> str:
         """The rest: U+FFFD if the last character never became whole, else nothing."""

@@ -20,20 +20,27 @@ from kit.models.pretokenizers import PRE_TOKENIZERS, PreTokenizer
 
 KEY = "tokenizer.ggml."
 
-# Names that end a generation in the chat formats of the models llama.cpp knows.
+# Names that end a generation in the formats of the models llama.cpp knows: ends of a turn, of a text, of a call.
 _END_NAMES = (
-    "<|eot_id|>",
-    "<|im_end|>",
-    "<|end|>",
-    "<|eom_id|>",
-    "<|endoftext|>",
-    "<|end_of_text|>",
-    "<end_of_turn>",
-    "<end_of_utterance>",
-    "<｜end▁of▁sentence｜>",
+    *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>"),
+    *("<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>"),
+    *("<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", "<｜end▁of▁sentence｜>", "[e~["),
 )
-# These may be ordinary text too, so they count only where the file marks them as control tokens.
-_END_NAMES_IF_CONTROL = ("</s>", "<EOT>", "<eos>")
+# Of each row the name that is in the vocabulary ends a generation too, unless the key names another token:
+# what comes between the files of a repository in the training of code models.
+_FILL_NAMES = {
+    "fim_pad_token_id": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
+    "fim_rep_token_id": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
+    "fim_sep_token_id": ("<|file_sep|>",),
+}
+# With all names of a row, the first is no end of its own: it divides parts of one answer, or is a word.
+_NOT_ENDS = (
+    ("<|end|>", "<|return|>", "<|call|>"),
+    ("<|end|>", "<|calls|>", "<|flush|>"),
+    ("<|end|>", "<|call|>", "<|flush|>"),
+    ("<|end|>", "<|return|>", "<|calls|>"),
+    ("</s>", "<|tool_response>"),
+)
 
 
 class TokenType(enum.IntEnum):
@@ -103,8 +110,8 @@ class Vocabulary:
         types = read.numbers("token_type", n, np.int32, default=TokenType.NORMAL)
         scores = read.numbers("scores", n, np.float32, default=0.0)
         eos_id = read.token_id("eos_token_id", n, 2 if spm else None)
-        ends = [eos_id, read.token_id("eot_token_id", n), read.token_id("eom_token_id", n)]
-        eog_ids = _find_ends(ids, types, ends)
+        keys = ("eot_token_id", "eom_token_id", *_FILL_NAMES)
+        eog_ids = _find_ends(ids, types, {"eos_token_id": eos_id} | {key: read.token_id(key, n) for key in keys})
         bos_id = read.token_id("bos_token_id", n, 1 if spm else None)
         return cls(
             kind=kind,
@@ -126,12 +133,19 @@ class Vocabulary:
         )
 
 
-def _find_ends(ids: Mapping[str, int], types: npt.NDArray[np.int32], ends: list[int | None]) -> frozenset[int]:
-    """Ids that end a generation; tokens known by name become control tokens, as llama.cpp does."""
+def _find_ends(ids: Mapping[str, int], types: npt.NDArray[np.int32], keyed: Mapping[str, int | None]) -> frozenset[int]:
+    """Ids that end a generation, as llama.cpp finds them: by key and by name; those by name become control tokens."""
     named = {ids[name] for name in _END_NAMES if name in ids}
+    for key, names in _FILL_NAMES.items():
+        found = [ids[name] for name in names if name in ids]
+        named |= {min(found)} if found and keyed[key] is None else set()
     types[list(named)] = TokenType.CONTROL
-    marked = {ids[t] for t in _END_NAMES_IF_CONTROL if t in ids and types[ids[t]] == TokenType.CONTROL}
-    return frozenset(named | marked | {i for i in ends if i is not None})
+    ends = named | {token for token in keyed.values() if token is not None}
+    for first, *others in _NOT_ENDS:
+        if all(ids.get(name, -1) in ends for name in (first, *others)):
+            types[ids[first]] = TokenType.NORMAL if first == "</s>" else TokenType.USER_DEFINED
+            ends = ends - {ids[first]}
+    return frozenset(ends)
 
 
 def _first_twice(tokens: tuple[str, ...]) -> str:

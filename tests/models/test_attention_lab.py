@@ -74,7 +74,7 @@ def test_the_command_prints_the_table_and_writes_the_page(tmp_path, tiny_path):
     arguments = ["bench", "--attention", str(tiny_path("grouped")), "--n-kv", "64", "-t", "1", "--html", str(page)]
     shown = CliRunner().invoke(main, arguments)
     assert shown.exit_code == 0, shown.output
-    assert "1 tokens over 64 cells, 4/2 heads of 16" in shown.output and "three copies" in shown.output
+    assert "1 token over 64 cells, 4/2 heads of 16" in shown.output and "three copies" in shown.output
     assert "data:image/png" in page.read_text() and "<td" in page.read_text()
     told = CliRunner().invoke(main, ["bench", "--attention", "--n-kv", "8", "-t", "1", "--json"])
     assert json.loads(told.stdout)["shape"]["n_head"] == 32

@@ -62,7 +62,8 @@ class LabShape:
         return cls(layer.n_head, layer.n_head_kv, config.head_dim, n_kv, n_tokens)
 
     def __str__(self) -> str:
-        return f"{self.n_tokens} token{"s" * (self.n_tokens > 1)} over {self.n_kv} cells, {self.n_head}/{self.n_head_kv} heads of {self.head_dim}"
+        tokens = "1 token" if self.n_tokens == 1 else f"{self.n_tokens} tokens"
+        return f"{tokens} over {self.n_kv} cells, {self.n_head}/{self.n_head_kv} heads of {self.head_dim}"
 
 
 @dataclass(frozen=True)

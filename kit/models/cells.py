@@ -166,10 +166,9 @@ class Cells:
         """Return which of the first ``n_kv`` cells each token sees (tokens, n_kv), its batch included."""
         positions, seen_by = self.positions[:n_kv].copy(), self.seen_by[:n_kv].copy()
         positions[batch.cells], seen_by[batch.cells] = batch.positions, batch.seen_by
-        distance = batch.positions[:, None] - positions[None, :]
-        seen = distance >= 0
+        seen = positions[None, :] <= batch.positions[:, None]
         if self.window is not None:
-            seen &= distance < self.window
+            seen &= positions[None, :] > batch.positions[:, None] - self.window
         bits = np.unique(batch.seen_by)
         if len(bits) == 1:
             seen &= ((seen_by & bits[0]) != 0)[None, :]
@@ -209,6 +208,11 @@ class Cells:
         self.cut_cells(sequence, cells[(self.positions[cells] >= first) & (self.positions[cells] < end)])
         if end >= self.ends[sequence]:
             self.ends[sequence] = min(int(self.ends[sequence]), first)
+
+    def agree(self, sequence: int, n_tokens: int) -> None:
+        """Forget what an interrupt left behind: tokens of ``sequence`` that its owner does not know of."""
+        if self.end(sequence) > n_tokens:
+            self.cut(sequence, n_tokens, self.end(sequence))
 
     def cut_cells(self, sequence: int, cells: npt.NDArray[np.int64]) -> None:
         """Take ``cells`` from ``sequence``; those that no other sees are free."""

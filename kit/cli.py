@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,44 @@ _INTERRUPTED = 130
 
 _threads = click.option("-t", "--threads", type=click.IntRange(1, 512), help="CPU threads; fewer on a busy machine.")
 _page: click.Path = click.Path(dir_okay=False, path_type=Path)
+
+
+_SAMPLING = (
+    click.option("--temperature", type=click.FloatRange(0), default=0.8, show_default=True, help="0: the likeliest."),
+    click.option("--top-k", type=click.IntRange(0), default=40, show_default=True, help="0: all."),
+    click.option("--top-p", type=click.FloatRange(0, 1), default=0.95, show_default=True),
+    click.option("--min-p", type=click.FloatRange(0, 1), default=0.05, show_default=True),
+    click.option("--repeat-penalty", type=click.FloatRange(0, min_open=True), default=1, show_default=True),
+    click.option("--seed", type=click.IntRange(0), help="The same seed gives the same text."),
+)
+
+
+def _generating(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Options of the commands that generate text."""
+    options = (
+        click.option("-n", "--max-tokens", type=click.IntRange(0), default=128, show_default=True),
+        *_SAMPLING,
+        click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; may be given again."),
+        click.option("--n-ctx", type=click.IntRange(1), help="Tokens the cache holds.  [default: 2048 or the model's]"),
+        click.option("--flash-attn/--no-flash-attn", default=None, help="Fused attention."),
+        _threads,
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@contextlib.contextmanager
+def _opened(file: str, threads: int | None, settings: dict[str, Any]) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Give a session with the model in ``file``, and what the options of `_generating` ask of a generation."""
+    from kit.models.model import load
+    from kit.models.sampler import Sampler
+
+    opening = {name: settings.pop(name) for name in ("n_ctx", "flash_attn")}
+    asked = {name: settings.pop(name) for name in ("max_tokens", "stop")}
+    sampler = Sampler(**settings)
+    with load(file, progress=sys.stderr.isatty(), n_threads=threads) as model, model.session(**opening) as session:
+        yield session, asked | {"sampler": sampler}
 
 
 class _Commands(click.Group):
@@ -120,42 +159,34 @@ def gguf(file: str, as_json: bool, tensors: bool) -> None:
 @main.command()
 @click.argument("file")
 @click.argument("prompt")
-@click.option("-n", "--max-tokens", type=click.IntRange(0), default=128, show_default=True)
-@click.option("--temperature", type=click.FloatRange(0), default=0.8, show_default=True, help="0: the likeliest token.")
-@click.option("--top-k", type=click.IntRange(0), default=40, show_default=True, help="0: all.")
-@click.option("--top-p", type=click.FloatRange(0, 1), default=0.95, show_default=True)
-@click.option("--min-p", type=click.FloatRange(0, 1), default=0.05, show_default=True)
-@click.option("--seed", type=click.IntRange(0), help="The same seed gives the same text.")
-@click.option("--n-ctx", type=click.IntRange(1), help="Tokens the cache holds.  [default: 2048 or the model's]")
-@click.option("--flash-attn/--no-flash-attn", default=None, help="Fused attention.")
-@_threads
-def run(
-    file: str,
-    prompt: str,
-    max_tokens: int,
-    n_ctx: int | None,
-    flash_attn: bool | None,
-    threads: int | None,
-    **sampling: Any,
-) -> None:
+@_generating
+@click.option(
+    "--logprobs", type=click.IntRange(0, 1000), default=0, help="Show so many likeliest tokens at each place."
+)
+def run(file: str, prompt: str, threads: int | None, logprobs: int, **settings: Any) -> None:
     """Let a model go on from PROMPT; the text goes to stdout as it comes, figures to stderr."""
-    import time
+    from kit.views.conversation import Speaker
+    from kit.views.tokens import alternatives_line
 
-    from kit.models.model import load
-    from kit.models.sampler import Sampler
-    from kit.views.tokens import line_text
+    with _opened(file, threads, settings) as (session, asked):
+        speaker = Speaker()
+        speaker.say(session.generate(prompt, logprobs=logprobs, **asked))
+        for token in speaker.tokens if logprobs else ():
+            click.echo(alternatives_line(session.tokenizer.token(token.id), token), err=True)
+        click.echo(click.style(speaker.figures(), dim=True), err=True)
 
-    sampler = Sampler(**sampling)
-    loaded = load(file, progress=sys.stderr.isatty(), n_threads=threads)
-    with loaded as model, model.session(n_ctx, flash_attn=flash_attn) as session:
-        started, count = time.perf_counter(), 0
-        for token in session.generate(prompt, max_tokens=max_tokens, sampler=sampler):
-            click.echo(line_text(token.text), nl=False)
-            sys.stdout.flush()
-            count += 1
-        click.echo()
-        took = time.perf_counter() - started
-        click.echo(click.style(f"{count} tokens, {count / took:.1f} a second", dim=True), err=True)
+
+@main.command()
+@click.argument("file")
+@click.option("--system", help="What the model is told first.")
+@click.option("--template", metavar="NAME", help="A built-in form, such as chatml, in place of the file's template.")
+@_generating
+def chat(file: str, system: str | None, template: str | None, threads: int | None, **settings: Any) -> None:
+    """Talk with a model: a line is a message. Ctrl-C ends an answer, Ctrl-D the chat."""
+    from kit.views.conversation import Conversation
+
+    with _opened(file, threads, settings) as (session, asked):
+        Conversation(session, system, {"template": template} | asked).run()
 
 
 @main.command()
@@ -179,6 +210,53 @@ def step(file: str, prompt: str, level: str, as_json: bool, n_ctx: int | None, t
         return
     screen = terminal.console()
     screen.print(terminal.stage_rows_table(stages))
+
+
+@main.command()
+@click.argument("file", required=False)
+@click.option("--attention", is_flag=True, help="Attention with three copies, one, none, and fused.")
+@click.option("--n-kv", type=click.IntRange(1), default=4096, show_default=True, help="Cells attended to.")
+@click.option("--n-tokens", type=click.IntRange(1), default=1, show_default=True, help="Tokens of the pass.")
+@click.option("--json", "as_json", is_flag=True, help="The figures as JSON.")
+@click.option("--html", "page", type=_page, help="Also write the bars and the table as a page.")
+@_threads
+def bench(
+    file: str | None,
+    attention: bool,
+    n_kv: int,
+    n_tokens: int,
+    as_json: bool,
+    page: Path | None,
+    threads: int | None,
+) -> None:
+    """Measure parts of the engine with the shapes of FILE; without one, with those of a model of 1B."""
+    if not attention:
+        raise click.UsageError("say what to measure: --attention")
+    if page is not None:
+        _require_writable(page, "--html")
+    from kit.core.backend import Backend
+    from kit.core.gguf import GGUFFile
+    from kit.models.attention_lab import LabShape, attention_lab
+    from kit.models.config import LlamaConfig
+    from kit.models.store import find_model
+    from kit.views.attention_bars import AttentionBars
+    from kit.views.terminal import console, lab_table
+
+    shape = LabShape(n_kv=n_kv, n_tokens=n_tokens)
+    if file is not None:
+        shape = LabShape.of(LlamaConfig.from_gguf(GGUFFile(find_model(file))), n_kv, n_tokens)
+    with Backend(n_threads=threads) as backend:
+        report = attention_lab(shape, backend)
+    view = AttentionBars(report)
+    if as_json:
+        click.echo(view.json())
+    else:
+        screen = console()
+        screen.print(view.title)
+        screen.print(lab_table(report))
+    if page is not None:
+        page.write_text(view.html(), encoding="utf-8")
+        click.echo(f"wrote {page.resolve()}", err=True)
 
 
 @main.command()

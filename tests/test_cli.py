@@ -57,7 +57,19 @@ def test_version() -> None:
 
 def test_help_names_every_command() -> None:
     text = invoke("--help").output
-    assert set(main.commands) == {"convert", "costs", "demo", "devices", "gguf", "model", "run", "step", "watch"}
+    assert set(main.commands) == {
+        "bench",
+        "chat",
+        "convert",
+        "costs",
+        "demo",
+        "devices",
+        "gguf",
+        "model",
+        "run",
+        "step",
+        "watch",
+    }
     assert all(re.search(rf"^  {name} +\S", text, re.MULTILINE) for name in main.commands)
 
 
@@ -171,6 +183,53 @@ def test_the_same_seed_gives_the_same_text(demo_model_path: pathlib.Path) -> Non
     first, second = invoke(*args), invoke(*args)
     assert first.exit_code == 0
     assert first.stdout == second.stdout != "\n"
+
+
+@pytest.mark.model
+def test_run_ends_before_a_stop_text_and_shows_the_likeliest_tokens(demo_model_path: pathlib.Path) -> None:
+    args = ("run", demo_model_path, "The capital of France is", "--temperature", 0, "-t", 1, "--n-ctx", 64)
+    result = invoke(*args, "-n", 8, "--stop", ".", "--logprobs", 2)
+    assert result.exit_code == 0 and result.stdout == " Paris\n"
+    # 7042 and 260 are the likeliest in llama.cpp's logits too (smollm2_llama_cpp.json).
+    assert re.search(r"^␣Paris +\d\d%   ␣Paris \d\d%  ␣the +\d+%$", result.stderr, re.MULTILINE)
+
+
+@pytest.mark.model
+def test_chat_answers_line_by_line_and_remembers(demo_model_path: pathlib.Path) -> None:
+    lines = "What is the capital of France? Answer in one word.\n\nAnd of Italy?\n"
+    args = ["chat", str(demo_model_path), "-n", "12", "--temperature", "0", "-t", "1", "--n-ctx", "256"]
+    result = CliRunner().invoke(main, args, input=lines)
+    first, second, *_ = result.stdout.splitlines()
+    assert result.exit_code == 0 and "Paris" in first and "Rome" in second
+    assert result.stderr.count("tokens, ") == 2
+
+
+@pytest.mark.model
+def test_chat_leaves_out_the_oldest_exchange_where_the_cache_is_full(demo_model_path: pathlib.Path) -> None:
+    args = ["chat", str(demo_model_path), "-n", "4", "--temperature", "0", "-t", "1", "--n-ctx", "64"]
+    result = CliRunner().invoke(main, args, input="Say one.\nSay two.\nSay three.\n" + "word " * 80 + "\nSay four.\n")
+    assert result.exit_code == 0
+    assert "are left out" in result.stderr and result.stderr.count("a second") == 4
+    assert "the cache holds n_ctx=64" in result.stderr
+
+
+@pytest.mark.model
+def test_an_interrupt_ends_the_answer_and_not_the_chat(demo_model_path: pathlib.Path) -> None:
+    command = [KIT, "chat", str(demo_model_path), "-n", "2000", "--temperature", "0", "-t", "1"]
+    started = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=0
+    )
+    try:
+        assert started.stdin and started.stdout and started.stderr
+        started.stdin.write("Count from one to one thousand, one number a line.\n")
+        assert started.stdout.read(1)
+        started.send_signal(signal.SIGINT)
+        assert "tokens, " in started.stderr.readline()
+        _, errors = started.communicate("", timeout=60)
+        assert started.returncode == 0 and errors == ""
+    finally:
+        started.kill()
+        started.communicate()
 
 
 @pytest.mark.model

@@ -42,7 +42,7 @@ def chat(
     elif isinstance(template, str):
         template = ChatTemplate(template, **special_texts(session.tokenizer))
     ids = chat_ids(session.tokenizer, template, messages, **more)
-    if len(ids) > session.n_ctx:
+    if len(ids) > session.n_ctx and session.cache.cells.window is None:
         raise CacheFull(
             f"the conversation has {len(ids)} tokens, the cache holds n_ctx={session.n_ctx}; "
             "leave out its first messages, or open a session with a larger n_ctx"

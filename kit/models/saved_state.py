@@ -164,12 +164,13 @@ def _by_cell(tensor: Tensor, cache: KVCache, permuted: bool) -> npt.NDArray[np.u
 
 def _layout(session: Session) -> dict[str, Any]:
     """What a file and a session have to agree on."""
-    model, cache = session.model, session.cache
+    model, cache, rope = session.model, session.cache, session.model.config.rope
     return {
         "model": fingerprint(model),
         "name": model.config.name,
         "cache": [cache.k[0].dtype, cache.v[0].dtype],
         "rows": row_sizes(cache),
+        "long": rope.scaling == "longrope" and session.n_ctx > rope.n_ctx_orig,
     }
 
 
@@ -206,6 +207,12 @@ def _checked_header(session: Session, path: pathlib.Path, file: BinaryIO) -> tup
 def _mismatch(path: pathlib.Path, key: str, header: dict[str, Any], mine: Any, session: Session) -> str:
     if key == "model":
         return f"{path} is of another model, {header.get('name')!r}; this session's is {session.model.config.name!r}"
+    if key == "long":
+        edge = session.model.config.rope.n_ctx_orig
+        return (
+            f"{path} was saved by a session whose n_ctx lies on the other side of the {edge} tokens where this model's "
+            f"rotations change; this session's is n_ctx={session.n_ctx}"
+        )
     return f"{path} has {key} {header.get(key)!r}, the session {mine!r}; open a session with the same cache types"
 
 

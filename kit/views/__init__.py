@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kit.views.attention import AttentionView
+from kit.views.attention_bars import AttentionBars
 from kit.views.bars import PurposeBars
 from kit.views.form import View
 from kit.views.growth import GrowthView
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from kit.models.run import Run
 
 __all__ = [
+    "AttentionBars",
     "AttentionView",
     "GrowthView",
     "LensGrid",

@@ -134,6 +134,19 @@ def test_the_same_conversation_can_be_answered_twice(session):
     assert ids_of(answer(session, [ASK])) == ids_of(first)
 
 
+def test_what_left_a_sliding_window_is_run_again_where_it_is_needed(tiny_path):
+    with kit.load(tiny_path("window"), n_threads=1) as model, model.session(n_ctx=16) as session:
+        ids = chat_ids(session.tokenizer, FORM, [ASK])
+        for token in [*ids[:-3], *range(100, 140)]:
+            session.run([token])
+        assert session.cache.cells.positions.max() > 40
+        expected = [token.logprob for token in answer(session, [ASK], max_tokens=3, sampler=say("yes"))]
+        assert session.tokens == (*ids, *(3 + b for b in b"yes"))
+        session.reset()
+        logprobs = [token.logprob for token in answer(session, [ASK], max_tokens=3, sampler=say("yes"))]
+        assert np.allclose(logprobs, expected, atol=1e-4)
+
+
 def test_nothing_changes_before_the_first_token_is_asked_for(session):
     session.run([1, 2, 3])
     tokens = session.chat([ASK], template=FORM, max_tokens=2)

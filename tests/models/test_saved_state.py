@@ -107,6 +107,33 @@ def test_other_cache_types_come_back_to_the_bit(tiny_path, tmp_path, kind):
             session.restore(tmp_path / "state")
 
 
+@pytest.mark.parametrize("flash", [False, True])
+def test_behind_a_sliding_window_the_last_tokens_come_back(tiny_path, tmp_path, flash):
+    ids = [1, *range(30, 60)]
+    with kit.load(tiny_path("window"), n_threads=1) as model:
+        with model.session(n_ctx=8, flash_attn=flash) as session:
+            for token in ids:
+                session.run([token])
+            session.save(tmp_path / "state")
+            expected = session.run([9]).logits
+        assert parts(tmp_path / "state")[0]["n_cells"] < len(ids)
+        with model.session(n_ctx=8, flash_attn=flash) as session:
+            session.restore(tmp_path / "state")
+            assert session.tokens == tuple(ids)
+            assert np.allclose(session.run([9]).logits, expected, atol=1e-4)
+
+
+def test_keys_turned_for_a_long_context_are_refused_in_a_short_one(tiny_path, tmp_path):
+    with kit.load(tiny_path("longrope-as-trained"), n_threads=1) as model:
+        with model.session(n_ctx=128) as session:
+            session.run(IDS)
+            session.save(tmp_path / "state")
+        with model.session(n_ctx=256) as session:
+            session.restore(tmp_path / "state")
+        with model.session(n_ctx=64) as session, pytest.raises(kit.StateError, match=r"n_ctx.*64"):
+            session.restore(tmp_path / "state")
+
+
 def test_only_used_cells_are_written(model, saved):
     header, data = parts(saved)
     assert header["n_tokens"] == len(IDS)

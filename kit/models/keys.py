@@ -36,6 +36,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "attention.value_scale": (0, 1),
     "attn_logit_softcapping": (0,),
     "embedding_scale": (0, 1),
+    "expert_feed_forward_length": (0,),
     "expert_gating_func": (0, 1),
     "expert_group_count": (0, 1),
     "expert_group_used_count": (0, 1),

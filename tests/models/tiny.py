@@ -138,7 +138,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "yarn-betas": YARN | {"rope_betas": (8.0, 2.0), "rope_magnitude": 0.9, "rope_log_multiplier": 0.5, "head_dim": 32},
     "longrope-beyond-training": LONGROPE | {"n_ctx_orig": 8},
     "longrope-as-trained": LONGROPE | {"n_ctx_orig": 64},
-    "mistral3": YARN | {"temperature": 0.1, "n_ctx_orig": 3, "rope_log_multiplier": 1.0, "head_dim": 32},
+    "mistral3": YARN | {"temperature": 0.1, "n_ctx_orig": 8, "rope_log_multiplier": 1.0, "head_dim": 32},
     "window": {"window": 4},
 }
 

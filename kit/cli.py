@@ -208,6 +208,53 @@ def step(file: str, prompt: str, level: str, as_json: bool, n_ctx: int | None, t
 
 
 @main.command()
+@click.argument("file", required=False)
+@click.option("--attention", is_flag=True, help="Attention with three copies, one, none, and fused.")
+@click.option("--n-kv", type=click.IntRange(1), default=4096, show_default=True, help="Cells attended to.")
+@click.option("--n-tokens", type=click.IntRange(1), default=1, show_default=True, help="Tokens of the pass.")
+@click.option("--json", "as_json", is_flag=True, help="The figures as JSON.")
+@click.option("--html", "page", type=_page, help="Also write the bars and the table as a page.")
+@_threads
+def bench(
+    file: str | None,
+    attention: bool,
+    n_kv: int,
+    n_tokens: int,
+    as_json: bool,
+    page: Path | None,
+    threads: int | None,
+) -> None:
+    """Measure parts of the engine with the shapes of FILE; without one, with those of a model of 1B."""
+    if not attention:
+        raise click.UsageError("say what to measure: --attention")
+    if page is not None:
+        _require_writable(page, "--html")
+    from kit.core.backend import Backend
+    from kit.core.gguf import GGUFFile
+    from kit.models.attention_lab import LabShape, attention_lab
+    from kit.models.config import LlamaConfig
+    from kit.models.store import find_model
+    from kit.views.attention_bars import AttentionBars
+    from kit.views.terminal import console, lab_table
+
+    shape = LabShape(n_kv=n_kv, n_tokens=n_tokens)
+    if file is not None:
+        shape = LabShape.of(LlamaConfig.from_gguf(GGUFFile(find_model(file))), n_kv, n_tokens)
+    with Backend(n_threads=threads) as backend:
+        report = attention_lab(shape, backend)
+    view = AttentionBars(report)
+    if as_json:
+        click.echo(view.json())
+    else:
+        screen = console()
+        screen.print(view.title)
+        screen.print(lab_table(report))
+    if page is not None:
+        page.write_text(view.html(), encoding="utf-8")
+        click.echo(f"wrote {page.resolve()}", err=True)
+
+
+@main.command()
 @click.option("--sizes", metavar="LIST", help="As in 4KiB,1MiB,64MB.  [default: 4 KiB to 256 MiB]")
 @click.option("--repeats", type=click.IntRange(1), help="Trips per kind and size.  [default: a tenth of a second]")
 @click.option("--json", "as_json", is_flag=True, help="The records as JSON.")

@@ -22,7 +22,7 @@ from kit.core.context import Context
 from kit.core.dtypes import dtype_of
 from kit.core.native import lib
 from kit.core.tensor import Tensor
-from kit.errors import ArgumentError, KitError
+from kit.errors import ArgumentError
 from kit.models.cache import PAD, CacheTypes
 from kit.models.config import LlamaConfig
 
@@ -77,21 +77,18 @@ def _wanted(flash: bool | None, types: CacheTypes) -> Choice:
 
 def missing_operation(kind: Kind, types: CacheTypes, config: LlamaConfig, backend: Backend) -> str | None:
     """Return the ggml operation that ``kind`` needs and no device of ``backend`` has, or None."""
-    with Context(backend, name="attention probe", slots=32) as context:
-        kv, dim = config.n_head_kv, config.head_dim
-        shape = (kv, dim, PAD) if kind == "permuted" else (PAD, kv * dim)
-        keys, values = context.tensor((PAD, kv * dim), types.k), context.tensor(shape, types.v)
-        q = context.tensor((1, config.n_head, dim))
-        mask = context.tensor((1, PAD), mask_dtype(kind))
-        try:
-            heads = attend(kind, q, keys, values, mask, PAD, kv).heads
-        except KitError as error:
-            return str(error)
-        graph = context.graph(heads)
-        for index, node in enumerate(graph.nodes()):
-            raw = lib.ggml_graph_node(graph.handle, index)
-            if not any(lib.ggml_backend_supports_op(handle, raw) for handle in backend.handles):
-                return node.op
+    dim = config.head_dim
+    heads = {(config.layer(i).n_head, config.layer(i).n_head_kv) for i in range(config.n_layer)}
+    for n_head, kv in heads:
+        with Context(backend, name="attention probe", slots=32) as context:
+            shape = (kv, dim, PAD) if kind == "permuted" else (PAD, kv * dim)
+            keys, values = context.tensor((PAD, kv * dim), types.k), context.tensor(shape, types.v)
+            q, mask = context.tensor((1, n_head, dim)), context.tensor((1, PAD), mask_dtype(kind))
+            graph = context.graph(attend(kind, q, keys, values, mask, PAD, kv).heads)
+            for index, node in enumerate(graph.nodes()):
+                raw = lib.ggml_graph_node(graph.handle, index)
+                if not any(lib.ggml_backend_supports_op(handle, raw) for handle in backend.handles):
+                    return node.op
     return None
 
 

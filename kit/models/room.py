@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from kit.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from kit.models.session import Session
+    from kit.models.timeline import Timeline
 
 
-def shift(session: Session, n_keep: int, n_discard: int) -> None:
+def shift(session: Timeline, n_keep: int, n_discard: int) -> None:
     """Drop ``n_discard`` tokens behind the first ``n_keep``, see `Session.shift`; where it fails, all is forgotten."""
     if n_keep < 0 or n_discard < 0 or n_keep + n_discard > session.n_past:
         raise ArgumentError(
@@ -26,14 +26,14 @@ def shift(session: Session, n_keep: int, n_discard: int) -> None:
     session.drop_tokens(n_keep, n_discard)
 
 
-def will_shift(session: Session, n_tokens: int) -> bool:
+def will_shift(session: Timeline, n_tokens: int) -> bool:
     """Whether ``n_tokens`` more fit by shifting, and the session was opened to do so."""
     n_keep = int(session.options.n_keep)
     fits = n_tokens <= session.n_ctx - n_keep and session.n_past > n_keep
     return session.options.on_full == "shift" and fits and not session.branches
 
 
-def make_room(session: Session, n_tokens: int) -> None:
+def make_room(session: Timeline, n_tokens: int) -> None:
     """Shift until ``n_tokens`` more fit, where the session was opened so; raise CacheFull where they do not."""
     n_keep = int(session.options.n_keep)
     while not session.cache.cells.fit(n_tokens) and will_shift(session, n_tokens):

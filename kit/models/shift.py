@@ -17,7 +17,6 @@ from kit.core.graph import Graph
 from kit.core.interrupts import uninterrupted
 from kit.core.tensor import Tensor
 from kit.models.cells import MAIN
-from kit.models.llama import LlamaPass, PassInputs
 from kit.models.passes import PassBuilder
 
 _DTYPES = {"rows": "i32", "cells": "i64", "by": "i32"}
@@ -58,11 +57,11 @@ def _turn(passes: PassBuilder, cells: npt.NDArray[np.int64], by: int) -> None:
 def _turned(passes: PassBuilder, inputs: dict[str, Tensor]) -> list[Tensor]:
     """Return the keys of every layer after they are read as f32, rotated, and written where they were."""
     config, cache = passes.config, passes.cache
-    pass_inputs = PassInputs(inputs["rows"], inputs["by"], inputs["by"], inputs["cells"], None)
-    llama = LlamaPass(config, passes.weights, cache, pass_inputs, "plain", 0)
+    factors = config.rope.factors(passes.weights, cache.n_ctx)
     written = []
     for keys in cache.k:
         n, width = len(inputs["rows"]), keys.shape[1]
         old = ops.get_rows(keys, inputs["rows"]).reshape((n, width // config.head_dim, config.head_dim))
-        written.append(ops.set_rows(keys, llama.rotate(old).reshape((n, width)), inputs["cells"]))
+        new = config.rope.rotate(old, inputs["by"], factors, keep_length=True)
+        written.append(ops.set_rows(keys, new.reshape((n, width)), inputs["cells"]))
     return written

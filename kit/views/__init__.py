@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kit.views.attention import AttentionView
+from kit.views.attention_bars import AttentionBars
 from kit.views.bars import PurposeBars
 from kit.views.form import View
 from kit.views.growth import GrowthView
@@ -15,7 +16,17 @@ from kit.views.stage_table import StageTable
 if TYPE_CHECKING:
     from kit.models.run import Run
 
-__all__ = ["AttentionView", "GrowthView", "LensGrid", "PurposeBars", "RunView", "StageTable", "View", "view"]
+__all__ = [
+    "AttentionBars",
+    "AttentionView",
+    "GrowthView",
+    "LensGrid",
+    "PurposeBars",
+    "RunView",
+    "StageTable",
+    "View",
+    "view",
+]
 
 
 def view(run: Run) -> RunView:

@@ -16,8 +16,10 @@ from rich.text import Text
 from kit.core.devices import Device
 from kit.core.gguf import GGUFFile
 from kit.core.gguf_view import fold_tensors
+from kit.models.attention_lab import LabReport
 from kit.models.local import LocalModel
 from kit.units import bytes_text, count_text, ne_text, shape_text, time_text
+from kit.views.attention_bars import HEAD, cells_of
 from kit.views.bars import PurposeBars
 from kit.views.stage_table import StageRow, StageTable
 from kit.views.tokens import line_text, shorten, token_text
@@ -163,6 +165,11 @@ def stage_rows_table(stages: StageTable) -> Table:
         name, shape, took = Text(row.name, style), shape_text(row.shape), time_text(row.time_ns)
         rows.append((name, shape, took, f"{row.rms:.4g}", *_says(row)))
     return table(("stage", "shape", "time", "rms", "says next", "probability"), rows, right=(2, 3))
+
+
+def lab_table(report: LabReport) -> Table:
+    """Return a row per way to do attention."""
+    return table(HEAD, [cells_of(row) for row in report.rows], right=range(1, len(HEAD)))
 
 
 def models_table(models: Iterable[LocalModel]) -> Table:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 
@@ -177,10 +175,11 @@ def test_the_passes_that_are_kept_are_few(model):
 
 
 @pytest.fixture
-def windowed(model):
-    """The same model with a sliding window of 4 tokens."""
-    model.config = dataclasses.replace(model.config, window=4)
-    return model
+def windowed(tiny_path):
+    """A sliding window of 4 tokens."""
+    with kit.load(tiny_path("window"), n_threads=1) as model:
+        assert model.config.window == 4
+        yield model
 
 
 def inside(scores: np.ndarray) -> np.ndarray:
@@ -193,7 +192,7 @@ def inside(scores: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("flash", [None, True])
 def test_a_sliding_window_is_full_attention_cut_to_the_window(tiny_path, windowed, flash):
-    with kit.load(tiny_path("grouped"), n_threads=1) as full, full.session(n_ctx=64) as session:
+    with kit.load(tiny_path("window"), n_threads=1, sliding_window=False) as full, full.session(n_ctx=64) as session:
         expected = session.run(IDS, keep="blk.*.attn.scores", patch={"blk.*.attn.scores": inside})
     with windowed.session(n_ctx=64, flash_attn=flash) as session:
         run = session.run(IDS, keep="blk.*.attn.scores")

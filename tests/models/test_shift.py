@@ -24,7 +24,7 @@ def keys_of(session: kit.Session, layer: int) -> np.ndarray:
     """The keys of a session's tokens by position (tokens, kv_heads, head_dim)."""
     config = session.model.config
     rows = session.cache.k[layer].numpy()[session.cache.cells.of()]
-    return rows.astype(np.float64).reshape(len(rows), config.n_head_kv, config.head_dim)
+    return rows.astype(np.float64).reshape(len(rows), -1, config.head_dim)
 
 
 def rotated(keys: np.ndarray, by: int, base: float) -> np.ndarray:
@@ -55,11 +55,13 @@ def test_later_keys_of_every_layer_are_turned_back(wide, kind, flash):
         for layer in range(2):
             found, was = keys_of(session, layer), before[layer]
             assert np.array_equal(found[:KEEP], was[:KEEP])
-            expected = rotated(was[KEEP + DISCARD :], -DISCARD, wide.config.rope_base)
+            expected = rotated(was[KEEP + DISCARD :], -DISCARD, wide.config.rope.base)
             assert nmse(found[KEEP:], expected) < NMSE[kind]
 
 
-@pytest.mark.parametrize("name", ["grouped", "rope-factors", "rope-scaled"])
+@pytest.mark.parametrize(
+    "name", ["grouped", "sizes-per-block", "rope-factors", "rope-scaled", "yarn-betas", "longrope-as-trained"]
+)
 @pytest.mark.parametrize("flash", [None, True])
 def test_keys_of_the_first_layer_are_those_computed_at_the_new_positions(tiny_path, name, flash):
     rest = IDS[:KEEP] + IDS[KEEP + DISCARD :]

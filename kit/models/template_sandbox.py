@@ -11,7 +11,7 @@ import datetime
 import functools
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from jinja2 import TemplateError as JinjaError
@@ -180,6 +180,8 @@ def _to_json(
     """JSON as Hugging Face's templates expect it: letters as they are, no HTML escapes."""
     if indent is not None and not (isinstance(indent, int) and 0 <= indent <= 64):
         raise LimitError(f"tojson indents by {indent!r}; 0 to 64 are allowed")
+    if isinstance(value, Iterator):
+        value = list(value)
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

@@ -131,10 +131,16 @@ def _from_folder(
             "general.name": folder.resolve().name,
             "general.file_type": file_type(wanted),
             "general.quantization_version": gguf.GGML_QUANT_VERSION,
-            **{f"llama.{key}": value for key, value in config.metadata.items()},
+            **{f"{config.architecture}.{key}": value for key, value in config.metadata.items()},
             **read_vocab(folder, config.n_vocab, config.token_ids),
         }
-        write(target, _header_writer(metadata, tensors), tensors, progress=progress, n_threads=n_threads)
+        write(
+            target,
+            _header_writer(config.architecture, metadata, tensors),
+            tensors,
+            progress=progress,
+            n_threads=n_threads,
+        )
     return _result(target, wanted, tensors, skipped)
 
 
@@ -156,11 +162,13 @@ def _target(out: str | os.PathLike[str]) -> Path:
     return path
 
 
-def _header_writer(metadata: dict[str, Any], tensors: Sequence[PlannedTensor]) -> Callable[[Path], None]:
+def _header_writer(
+    architecture: str, metadata: dict[str, Any], tensors: Sequence[PlannedTensor]
+) -> Callable[[Path], None]:
     """Return what writes the header with the `gguf` package."""
 
     def write_header(path: Path) -> None:
-        writer = gguf.GGUFWriter(None, "llama")
+        writer = gguf.GGUFWriter(None, architecture)
         for key, value in metadata.items():
             _add(writer, key, value)
         for tensor in tensors:

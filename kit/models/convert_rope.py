@@ -53,14 +53,27 @@ class Rope:
     tensors: dict[str, npt.NDArray[np.float32]] = field(default_factory=dict)
 
 
-def read_rope(path: Path, config: dict[str, Any], default_base: float, head_dim: int, n_ctx: int) -> Rope:
+def read_rope(
+    path: Path,
+    config: dict[str, Any],
+    default_base: float,
+    head_dim: int,
+    n_ctx: int,
+    *,
+    scales_queries: bool = False,
+) -> Rope:
     """Return the rotation a config asks for; ``n_ctx`` is the context it was trained for.
+
+    ``scales_queries``: its settings may also hold ``llama_4_scaling_beta``, by which Ministral 3 scales queries of
+    positions beyond the original context (1 + beta ln(1 + floor(position / original context))).
 
     Raises UnsupportedModel for a kind or setting GGUF has no place for, ConversionError for a bad value; named.
     """
     settings = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(settings, dict):
         raise ConversionError(f"{path}: rope_scaling is {settings!r}; expected a table")
+    beta = settings.get("llama_4_scaling_beta") if scales_queries else None
+    settings = {key: value for key, value in settings.items() if beta is None or key != "llama_4_scaling_beta"}
     kind = settings.get("rope_type", settings.get("type", "default"))
     if kind not in _FIELDS:
         raise UnsupportedModel(f"{path}: rope_scaling of type {kind!r}; kit converts {', '.join(_FIELDS)}")
@@ -85,6 +98,9 @@ def read_rope(path: Path, config: dict[str, Any], default_base: float, head_dim:
         rope.metadata.update(_longrope(reader, n_original, n_ctx))
         for name in ("long", "short"):
             rope.tensors[f"rope_factors_{name}.weight"] = reader.numbers(f"{name}_factor", head_dim // 2)
+    if beta is not None:
+        rope.metadata["attention.temperature_scale"] = _Settings(path, {"beta": beta}).number("beta")
+        rope.metadata.setdefault("rope.scaling.original_context_length", n_original)
     return rope
 
 

@@ -27,6 +27,8 @@ _ALL_EXPERTS = re.compile(
     r"model\.layers\.(\d+)\.(?:block_sparse_moe|mlp)\.experts\.(gate_up_proj|down_proj)(?:\.weight)?"
 )
 _ROUTER = re.compile(r"model\.layers\.(\d+)\.(?:block_sparse_moe|mlp)\.gate\.weight")
+_LANGUAGE_PART = re.compile(r"^(?:language_model\.(model\.|lm_head\.)|model\.language_model\.)")
+_IMAGE_PART = re.compile(r"(?:model\.)?(?:vision_tower|multi_modal_projector)\.")
 _EXPERT_PART = {"w1": "gate", "w2": "down", "w3": "up", "gate_proj": "gate", "up_proj": "up", "down_proj": "down"}
 
 
@@ -52,9 +54,12 @@ def plan_tensors(
     skipped = []
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.n_layer)
     experts: dict[tuple[str, int], Piece] = {}
-    for name, entry in checkpoint.items():
+    for written, entry in checkpoint.items():
+        name = _LANGUAGE_PART.sub(_without_part, written) if config.with_images else written
         if _DERIVED.search(name) or (config.tied and name == "lm_head.weight"):
-            skipped.append(name)
+            skipped.append(written)
+        elif config.with_images and (match := _IMAGE_PART.match(written)):
+            skipped += [match[0] + "*"] if match[0] + "*" not in skipped else []
         elif match := _ONE_EXPERT.fullmatch(name):
             _keep(experts, (_experts_name(match[1], _EXPERT_PART[match[3]]), int(match[2])), entry, _whole(entry))
         elif match := _ALL_EXPERTS.fullmatch(name):
@@ -121,6 +126,10 @@ def _mapped(name: str, names: gguf.TensorNameMap) -> str | None:
         return None  # other spellings of these tensors have their rotated pairs elsewhere
     found: str | None = names.get_name(name, try_suffixes=_SUFFIXES)
     return found
+
+
+def _without_part(match: re.Match[str]) -> str:
+    return match[1] or "model."
 
 
 def _original(name: str, names: gguf.TensorNameMap) -> str:

@@ -159,6 +159,14 @@ def test_a_tensor_no_llama_has(name, tmp_path):
     assert repr(name) in refused(model.write(tmp_path / "hf"), kit.UnsupportedModel)
 
 
+def test_a_tensor_no_llama_has_of_a_type_that_is_not_read(folder):
+    def change(header):
+        header["strange"] = {"dtype": "I64", "shape": [0], "data_offsets": [0, 0]}
+
+    change_header(folder, change)
+    assert "'strange'" in refused(folder, kit.UnsupportedModel)
+
+
 def test_a_tensor_of_another_shape(tmp_path):
     model = Checkpoint(n_layer=1)
     model.weights[NORM] = np.ones(65, np.float32)

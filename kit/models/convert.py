@@ -11,7 +11,6 @@ from typing import Any
 
 import gguf
 
-from kit.core.dtypes import DType
 from kit.core.gguf import GGUFFile
 from kit.core.gguf_source import Source
 from kit.errors import ArgumentError, ConversionError
@@ -20,7 +19,7 @@ from kit.models.convert_gguf import header_copier, plan_gguf
 from kit.models.convert_plan import PlannedTensor
 from kit.models.convert_safetensors import Checkpoint
 from kit.models.convert_tensors import plan_tensors
-from kit.models.convert_types import file_type, target_type
+from kit.models.convert_types import Target, file_type, target_type
 from kit.models.convert_vocab import read_vocab
 from kit.models.convert_write import write
 from kit.units import bytes_text, shape_text
@@ -88,8 +87,9 @@ def convert(
             metadata are kept and whose matrices ggml dequantizes first (what they lost at their first quantization
             stays lost).
         out: the file to write, replaced if it is there; it appears when it is whole, or not at all.
-        dtype: what matrices become: f32, f16, bf16 or a quantized type of ggml; vectors and norms stay f32, and the
-            result says which matrices became something else, and why.
+        dtype: what matrices become: f32, f16, bf16, a quantized type of ggml, or a mix of llama.cpp's (q4_K_M, q4_K_S,
+            q5_K_M, q5_K_S); vectors and norms stay f32, and the result says which matrices became something else,
+            and why.
         progress: show a bar.
         n_threads: how many threads convert; a few slabs of half a million elements each are in memory at a time.
         ignore: unknown fields of config.json that are known not to matter.
@@ -108,20 +108,20 @@ def convert(
     return _from_folder(folder, target, wanted, progress, n_threads, ignore)
 
 
-def _from_gguf(path: Path, target: Path, wanted: DType, progress: bool, n_threads: int | None) -> Conversion:
+def _from_gguf(path: Path, target: Path, wanted: Target, progress: bool, n_threads: int | None) -> Conversion:
     if target.exists() and os.path.samefile(path, target):
         raise ConversionError(f"{target} is the file to convert; give another name for the result")
     file = GGUFFile(path)
     source = Source(path)
     with source.reading():
-        tensors = plan_gguf(source, file.architecture, wanted)
+        tensors = plan_gguf(source, file.metadata, wanted)
         header, alignment = header_copier(source, wanted, tensors), file.alignment
         write(target, header, tensors, progress=progress, n_threads=n_threads, alignment=alignment)
     return _result(target, wanted, tensors, ())
 
 
 def _from_folder(
-    folder: Path, target: Path, wanted: DType, progress: bool, n_threads: int | None, ignore: Iterable[str]
+    folder: Path, target: Path, wanted: Target, progress: bool, n_threads: int | None, ignore: Iterable[str]
 ) -> Conversion:
     config = read_config(folder, ignore)
     with Checkpoint(folder) as checkpoint:
@@ -144,7 +144,7 @@ def _from_folder(
     return _result(target, wanted, tensors, skipped)
 
 
-def _result(target: Path, wanted: DType, tensors: Sequence[PlannedTensor], skipped: Sequence[str]) -> Conversion:
+def _result(target: Path, wanted: Target, tensors: Sequence[PlannedTensor], skipped: Sequence[str]) -> Conversion:
     rows = (
         ConvertedTensor(item.name, item.shape, item.source_dtype, item.dtype.name, item.nbytes, item.reason)
         for item in tensors

@@ -10,12 +10,12 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
-from kit.core.dtypes import DType, dtype_of
+from kit.core.dtypes import dtype_of
 from kit.errors import ConversionError, UnsupportedModel
 from kit.models.convert_config import HfConfig
 from kit.models.convert_plan import ArraySource, Piece, PlannedTensor
 from kit.models.convert_safetensors import Entry
-from kit.models.convert_types import choose
+from kit.models.convert_types import Chooser, Target
 from kit.units import shape_text
 
 _SUFFIXES = (".weight", ".bias")
@@ -41,7 +41,7 @@ class _Wanted:
 
 
 def plan_tensors(
-    checkpoint: Mapping[str, Entry], config: HfConfig, target: DType
+    checkpoint: Mapping[str, Entry], config: HfConfig, target: Target
 ) -> tuple[list[PlannedTensor], list[str]]:
     """Return the tensors of the converted file in its order, and the names of those the model does not use.
 
@@ -78,7 +78,8 @@ def plan_tensors(
     planned = [_computed(name, values) for name, values in config.rope.tensors.items()]
     if missing := next((name for name in wanted if name not in found), None):
         raise ConversionError(f"{config.path.parent}: the checkpoint has no tensor {_original(missing, names)}")
-    planned += [_planned(name, want.shape, tuple(found[name]), target, config) for name, want in wanted.items()]
+    chooser = Chooser(target, config.n_layer, config.n_expert, config.tied)
+    planned += [_planned(name, want.shape, tuple(found[name]), chooser) for name, want in wanted.items()]
     return planned, skipped
 
 
@@ -209,10 +210,7 @@ def _computed(name: str, values: npt.NDArray[np.float32]) -> PlannedTensor:
     return PlannedTensor(name, values.shape, dtype_of("f32"), (Piece(source, 0, 1),), "computed")
 
 
-def _planned(
-    name: str, shape: tuple[int, ...], pieces: tuple[Piece, ...], target: DType, config: HfConfig
-) -> PlannedTensor:
-    is_output = name == "output.weight" or (config.tied and name == "token_embd.weight")
-    choice = choose(name, shape, target, is_output=is_output)
+def _planned(name: str, shape: tuple[int, ...], pieces: tuple[Piece, ...], chooser: Chooser) -> PlannedTensor:
+    choice = chooser.choose(name, shape)
     source = pieces[0].source
     return PlannedTensor(name, shape, choice.dtype, pieces, str(getattr(source, "dtype", "")).lower(), choice.reason)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import struct
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,7 +129,7 @@ def _from_folder(
         tensors, skipped = plan_tensors(checkpoint, config, wanted)
         metadata = {
             "general.type": "model",
-            "general.name": folder.resolve().name,
+            "general.name": os.fsencode(folder.resolve().name).decode("utf-8", "replace"),
             "general.file_type": file_type(wanted),
             "general.quantization_version": gguf.GGML_QUANT_VERSION,
             **{f"{config.architecture}.{key}": value for key, value in config.metadata.items()},
@@ -178,6 +179,8 @@ def _header_writer(
             writer.write_header_to_file(path)
             writer.write_kv_data_to_file()
             writer.write_ti_data_to_file()
+        except (struct.error, OverflowError, UnicodeEncodeError) as error:
+            raise ConversionError(f"{path}: a value of the metadata has no form in GGUF: {error}") from error
         finally:
             writer.close()
 

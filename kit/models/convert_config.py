@@ -6,17 +6,17 @@ those llama.cpp's loader reads. A field that could change results and has no pla
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kit.errors import ConversionError, ModelNotFound, UnsupportedModel
-from kit.models.convert_rope import Rope, read_rope
+from kit.models.convert_rope import LARGEST_NUMBER, Rope, read_rope
 from kit.models.convert_safetensors import read_json
 
 _LARGEST = 1 << 24
+_LARGEST_CONTEXT = (1 << 32) - 1  # 32 bits in GGUF
 _MODEL_TYPES = {
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "mistral",
@@ -141,7 +141,7 @@ def read_config(folder: Path, ignore: Iterable[str] = ()) -> HfConfig:
     fields.refuse_unsupported(frozenset(ignore))
     n_embd, n_head = fields.count("hidden_size"), fields.count("num_attention_heads")
     head_dim = fields.count("head_dim", n_embd // n_head)
-    n_ctx = fields.count("max_position_embeddings", largest=1 << 40)
+    n_ctx = fields.count("max_position_embeddings", largest=_LARGEST_CONTEXT)
     mixture = fields.model_type == "mixtral"
     window = fields.get("sliding_window")
     config = HfConfig(
@@ -160,7 +160,7 @@ def read_config(folder: Path, ignore: Iterable[str] = ()) -> HfConfig:
         tied=fields.flag("tie_word_embeddings"),
         attention_bias=fields.flag("attention_bias"),
         mlp_bias=fields.flag("mlp_bias"),
-        window=None if window is None else fields.count("sliding_window", largest=1 << 40),
+        window=None if window is None else fields.count("sliding_window", largest=_LARGEST_CONTEXT),
         n_expert=fields.count("num_local_experts", largest=1 << 16) if mixture else 0,
         n_expert_used=fields.count("num_experts_per_tok", largest=1 << 16) if mixture else 0,
         rope=read_rope(
@@ -193,9 +193,9 @@ def _language_part(path: Path, values: dict[str, Any]) -> dict[str, Any]:
 def _model_type(path: Path, values: dict[str, Any]) -> str:
     names = values.get("architectures")
     known = ", ".join([*_MODEL_TYPES, _WITH_IMAGES])
-    if isinstance(names, list) and len(names) == 1 and names[0] in _MODEL_TYPES:
-        expected = _MODEL_TYPES[names[0]]
-    elif not names and values.get("model_type") in _DEFAULTS:
+    if isinstance(names, list) and len(names) == 1 and str(names[0]) in _MODEL_TYPES:
+        expected = _MODEL_TYPES[str(names[0])]
+    elif not names and str(values.get("model_type")) in _DEFAULTS:
         expected = values["model_type"]
     else:
         raise UnsupportedModel(f"{path}: architectures is {names!r}; kit converts {known}")
@@ -235,7 +235,7 @@ class _Fields:
 
     def number(self, name: str) -> float:
         value = self.get(name)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < LARGEST_NUMBER:
             raise ConversionError(f"{self._path}: {name} is {value!r}; expected a positive number")
         return float(value)
 

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from kit.errors import ConversionError, UnsupportedModel
 
+LARGEST_NUMBER = 1e30  # well within the 32-bit floats GGUF has
 _FIELDS = {
     "default": (),
     "linear": ("factor",),
@@ -75,7 +76,7 @@ def read_rope(
     beta = settings.get("llama_4_scaling_beta") if scales_queries else None
     settings = {key: value for key, value in settings.items() if beta is None or key != "llama_4_scaling_beta"}
     kind = settings.get("rope_type", settings.get("type", "default"))
-    if kind not in _FIELDS:
+    if not isinstance(kind, str) or kind not in _FIELDS:
         raise UnsupportedModel(f"{path}: rope_scaling of type {kind!r}; kit converts {', '.join(_FIELDS)}")
     for name, value in settings.items():
         if name not in _FIELDS[kind] + _ALWAYS and value is not None:
@@ -88,6 +89,8 @@ def read_rope(
     rope = Rope({"rope.freq_base": base})
     original = config.get("original_max_position_embeddings") or n_ctx
     n_original = int(reader.number("original_max_position_embeddings", 8192 if kind == "llama3" else original))
+    if not 2 <= n_original < 1 << 32:
+        raise ConversionError(f"{path}: original_max_position_embeddings is {n_original}; expected at least 2")
     if kind == "linear":
         rope.metadata.update({"rope.scaling.type": "linear", "rope.scaling.factor": reader.number("factor")})
     elif kind == "llama3":
@@ -161,7 +164,7 @@ class _Settings:
     def number(self, name: str, default: float | None = None) -> float:
         value = self.values.get(name)
         value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < LARGEST_NUMBER:
             raise ConversionError(f"{self.path}: {name} of the rotation is {value!r}; expected a positive number")
         return float(value)
 

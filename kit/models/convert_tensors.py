@@ -49,6 +49,10 @@ def plan_tensors(
         UnsupportedModel: a tensor GGUF's llama has no place for, or of a type kit does not read; named.
         ConversionError: a tensor is missing or has another shape than the config says; named.
     """
+    if config.n_layer > len(checkpoint):
+        raise ConversionError(
+            f"{config.path}: {config.n_layer} layers, but the checkpoint has {len(checkpoint)} tensors"
+        )
     wanted = dict(_wanted(config))
     found: dict[str, list[Piece]] = {}
     skipped = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 
 import gguf
@@ -136,6 +137,20 @@ def test_mixes_keep_some_layers_finer(name, finer, dtype, number, tmp_path, out)
             assert row.dtype == dtype
             found.setdefault(part, set()).add(int(layer))
     assert found == finer
+
+
+@pytest.mark.model
+def test_a_mix_is_llama_quantizes_byte_for_byte(demo_model_path, tmp_path, out):
+    # The digest is of the tensors, by name, that llama-quantize (llama-cpp-python 0.3.36) makes of the same f16 file.
+    kit.convert(demo_model_path, tmp_path / "f16.gguf", "f16", progress=False)
+    kit.convert(tmp_path / "f16.gguf", out, "q4_K_M", progress=False)
+    digest = hashlib.sha256()
+    tensors = kit.GGUFFile(out).tensors
+    with out.open("rb") as file:
+        for name in sorted(tensors):
+            file.seek(tensors[name].offset)
+            digest.update(file.read(tensors[name].nbytes))
+    assert digest.hexdigest() == "24658f507c97d7e6125ba3edb0e0856940fc2f99061a17726e760049e90896a2"
 
 
 def test_attention_of_eight_experts_is_kept_finer(tmp_path, out):

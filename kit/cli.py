@@ -387,7 +387,7 @@ def model_list() -> None:
 @main.command()
 @click.argument("source", type=click.Path(path_type=Path))
 @click.argument("out", type=_page)
-@click.option("--type", "dtype", default="f16", show_default=True, help="f32, f16, bf16, q8_0, q4_0, q4_K, ...")
+@click.option("--type", "dtype", default="f16", show_default=True, help="f32, f16, bf16, q8_0, q4_0, q4_K_M, ...")
 @click.option("--ignore", multiple=True, metavar="FIELD", help="A field of config.json known not to matter.")
 @_threads
 def convert(source: Path, out: Path, dtype: str, ignore: tuple[str, ...], threads: int | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import struct
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,6 @@ from typing import Any
 
 import gguf
 
-from kit.core.dtypes import DType
 from kit.core.gguf import GGUFFile
 from kit.core.gguf_source import Source
 from kit.errors import ArgumentError, ConversionError
@@ -20,7 +20,7 @@ from kit.models.convert_gguf import header_copier, plan_gguf
 from kit.models.convert_plan import PlannedTensor
 from kit.models.convert_safetensors import Checkpoint
 from kit.models.convert_tensors import plan_tensors
-from kit.models.convert_types import file_type, target_type
+from kit.models.convert_types import Target, file_type, target_type
 from kit.models.convert_vocab import read_vocab
 from kit.models.convert_write import write
 from kit.units import bytes_text, shape_text
@@ -88,8 +88,9 @@ def convert(
             metadata are kept and whose matrices ggml dequantizes first (what they lost at their first quantization
             stays lost).
         out: the file to write, replaced if it is there; it appears when it is whole, or not at all.
-        dtype: what matrices become: f32, f16, bf16 or a quantized type of ggml; vectors and norms stay f32, and the
-            result says which matrices became something else, and why.
+        dtype: what matrices become: f32, f16, bf16, a quantized type of ggml, or a mix of llama.cpp's (q4_K_M, q4_K_S,
+            q5_K_M, q5_K_S); vectors and norms stay f32, and the result says which matrices became something else,
+            and why.
         progress: show a bar.
         n_threads: how many threads convert; a few slabs of half a million elements each are in memory at a time.
         ignore: unknown fields of config.json that are known not to matter.
@@ -108,37 +109,43 @@ def convert(
     return _from_folder(folder, target, wanted, progress, n_threads, ignore)
 
 
-def _from_gguf(path: Path, target: Path, wanted: DType, progress: bool, n_threads: int | None) -> Conversion:
+def _from_gguf(path: Path, target: Path, wanted: Target, progress: bool, n_threads: int | None) -> Conversion:
     if target.exists() and os.path.samefile(path, target):
         raise ConversionError(f"{target} is the file to convert; give another name for the result")
     file = GGUFFile(path)
     source = Source(path)
     with source.reading():
-        tensors = plan_gguf(source, file.architecture, wanted)
+        tensors = plan_gguf(source, file.metadata, wanted)
         header, alignment = header_copier(source, wanted, tensors), file.alignment
         write(target, header, tensors, progress=progress, n_threads=n_threads, alignment=alignment)
     return _result(target, wanted, tensors, ())
 
 
 def _from_folder(
-    folder: Path, target: Path, wanted: DType, progress: bool, n_threads: int | None, ignore: Iterable[str]
+    folder: Path, target: Path, wanted: Target, progress: bool, n_threads: int | None, ignore: Iterable[str]
 ) -> Conversion:
     config = read_config(folder, ignore)
     with Checkpoint(folder) as checkpoint:
         tensors, skipped = plan_tensors(checkpoint, config, wanted)
         metadata = {
             "general.type": "model",
-            "general.name": folder.resolve().name,
+            "general.name": os.fsencode(folder.resolve().name).decode("utf-8", "replace"),
             "general.file_type": file_type(wanted),
             "general.quantization_version": gguf.GGML_QUANT_VERSION,
-            **{f"llama.{key}": value for key, value in config.metadata.items()},
+            **{f"{config.architecture}.{key}": value for key, value in config.metadata.items()},
             **read_vocab(folder, config.n_vocab, config.token_ids),
         }
-        write(target, _header_writer(metadata, tensors), tensors, progress=progress, n_threads=n_threads)
+        write(
+            target,
+            _header_writer(config.architecture, metadata, tensors),
+            tensors,
+            progress=progress,
+            n_threads=n_threads,
+        )
     return _result(target, wanted, tensors, skipped)
 
 
-def _result(target: Path, wanted: DType, tensors: Sequence[PlannedTensor], skipped: Sequence[str]) -> Conversion:
+def _result(target: Path, wanted: Target, tensors: Sequence[PlannedTensor], skipped: Sequence[str]) -> Conversion:
     rows = (
         ConvertedTensor(item.name, item.shape, item.source_dtype, item.dtype.name, item.nbytes, item.reason)
         for item in tensors
@@ -156,11 +163,13 @@ def _target(out: str | os.PathLike[str]) -> Path:
     return path
 
 
-def _header_writer(metadata: dict[str, Any], tensors: Sequence[PlannedTensor]) -> Callable[[Path], None]:
+def _header_writer(
+    architecture: str, metadata: dict[str, Any], tensors: Sequence[PlannedTensor]
+) -> Callable[[Path], None]:
     """Return what writes the header with the `gguf` package."""
 
     def write_header(path: Path) -> None:
-        writer = gguf.GGUFWriter(None, "llama")
+        writer = gguf.GGUFWriter(None, architecture)
         for key, value in metadata.items():
             _add(writer, key, value)
         for tensor in tensors:
@@ -170,6 +179,8 @@ def _header_writer(metadata: dict[str, Any], tensors: Sequence[PlannedTensor]) -
             writer.write_header_to_file(path)
             writer.write_kv_data_to_file()
             writer.write_ti_data_to_file()
+        except (struct.error, OverflowError, UnicodeEncodeError) as error:
+            raise ConversionError(f"{path}: a value of the metadata has no form in GGUF: {error}") from error
         finally:
             writer.close()
 

@@ -6,18 +6,24 @@ those llama.cpp's loader reads. A field that could change results and has no pla
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kit.errors import ConversionError, ModelNotFound, UnsupportedModel
-from kit.models.convert_rope import Rope, read_rope
+from kit.models.convert_rope import LARGEST_NUMBER, Rope, read_rope
 from kit.models.convert_safetensors import read_json
 
 _LARGEST = 1 << 24
-_MODEL_TYPES = {"LlamaForCausalLM": "llama", "MistralForCausalLM": "mistral", "MixtralForCausalLM": "mixtral"}
+_LARGEST_CONTEXT = (1 << 32) - 1  # 32 bits in GGUF
+_MODEL_TYPES = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "MixtralForCausalLM": "mixtral",
+    "Ministral3ForCausalLM": "ministral3",
+}
+_WITH_IMAGES = "Mistral3ForConditionalGeneration"
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": {"max_position_embeddings": 2048, "rms_norm_eps": 1e-6},
     "mistral": {
@@ -34,6 +40,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "num_local_experts": 8,
         "num_experts_per_tok": 2,
     },
+    "ministral3": {"max_position_embeddings": 262144, "rms_norm_eps": 1e-5, "num_key_value_heads": 8},
 }
 _READ = """
     architectures model_type vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads
@@ -63,10 +70,14 @@ _KNOWN = frozenset((_READ + _HARMLESS).split())
 
 @dataclass(frozen=True)
 class HfConfig:
-    """What a checkpoint's config says, checked. ``n_expert`` is 0 for a dense model, ``window`` None without one."""
+    """What a checkpoint's config says, checked. ``n_expert`` is 0 for a dense model, ``window`` None without one.
+
+    ``architecture`` is GGUF's; ``with_images``: the language model is one part of the checkpoint.
+    """
 
     path: Path
-    model_type: str
+    architecture: str
+    with_images: bool
     n_layer: int
     n_embd: int
     n_ff: int
@@ -123,16 +134,20 @@ def read_config(folder: Path, ignore: Iterable[str] = ()) -> HfConfig:
         raise ModelNotFound(f"{path} is not there; give the folder of a Hugging Face checkpoint")
     if not isinstance(values, dict):
         raise ConversionError(f"{path} holds no table of fields")
+    with_images = values.get("architectures") == [_WITH_IMAGES]
+    if with_images:
+        values = _language_part(path, values)
     fields = _Fields(path, values, _model_type(path, values))
     fields.refuse_unsupported(frozenset(ignore))
     n_embd, n_head = fields.count("hidden_size"), fields.count("num_attention_heads")
     head_dim = fields.count("head_dim", n_embd // n_head)
-    n_ctx = fields.count("max_position_embeddings", largest=1 << 40)
+    n_ctx = fields.count("max_position_embeddings", largest=_LARGEST_CONTEXT)
     mixture = fields.model_type == "mixtral"
     window = fields.get("sliding_window")
     config = HfConfig(
         path=path,
-        model_type=fields.model_type,
+        architecture="mistral3" if with_images or fields.model_type == "ministral3" else "llama",
+        with_images=with_images,
         n_layer=fields.count("num_hidden_layers", largest=1 << 16),
         n_embd=n_embd,
         n_ff=fields.count("intermediate_size"),
@@ -145,22 +160,42 @@ def read_config(folder: Path, ignore: Iterable[str] = ()) -> HfConfig:
         tied=fields.flag("tie_word_embeddings"),
         attention_bias=fields.flag("attention_bias"),
         mlp_bias=fields.flag("mlp_bias"),
-        window=None if window is None else fields.count("sliding_window", largest=1 << 40),
+        window=None if window is None else fields.count("sliding_window", largest=_LARGEST_CONTEXT),
         n_expert=fields.count("num_local_experts", largest=1 << 16) if mixture else 0,
         n_expert_used=fields.count("num_experts_per_tok", largest=1 << 16) if mixture else 0,
-        rope=read_rope(path, values, _DEFAULTS[fields.model_type].get("rope_theta", 10000.0), head_dim, n_ctx),
+        rope=read_rope(
+            path,
+            values,
+            _DEFAULTS[fields.model_type].get("rope_theta", 10000.0),
+            head_dim,
+            n_ctx,
+            scales_queries=fields.model_type == "ministral3",
+        ),
         token_ids={key: values[key] for key in values if key.endswith("_token_id")},
     )
     _check(config)
     return config
 
 
+def _language_part(path: Path, values: dict[str, Any]) -> dict[str, Any]:
+    """Return the config of the language model of a checkpoint that reads images too."""
+    text = values.get("text_config")
+    if not isinstance(text, dict):
+        raise ConversionError(f"{path}: {_WITH_IMAGES} without a text_config")
+    if text.get("model_type") not in ("mistral", "ministral3"):
+        raise UnsupportedModel(
+            f"{path}: text_config.model_type is {text.get('model_type')!r}, which kit cannot convert"
+        )
+    shared = {key: value for key, value in values.items() if key.endswith("_token_id") or key == "tie_word_embeddings"}
+    return {**shared, **text, "architectures": None}
+
+
 def _model_type(path: Path, values: dict[str, Any]) -> str:
     names = values.get("architectures")
-    known = ", ".join(_MODEL_TYPES)
-    if isinstance(names, list) and len(names) == 1 and names[0] in _MODEL_TYPES:
-        expected = _MODEL_TYPES[names[0]]
-    elif not names and values.get("model_type") in _DEFAULTS:
+    known = ", ".join([*_MODEL_TYPES, _WITH_IMAGES])
+    if isinstance(names, list) and len(names) == 1 and str(names[0]) in _MODEL_TYPES:
+        expected = _MODEL_TYPES[str(names[0])]
+    elif not names and str(values.get("model_type")) in _DEFAULTS:
         expected = values["model_type"]
     else:
         raise UnsupportedModel(f"{path}: architectures is {names!r}; kit converts {known}")
@@ -200,7 +235,7 @@ class _Fields:
 
     def number(self, name: str) -> float:
         value = self.get(name)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < LARGEST_NUMBER:
             raise ConversionError(f"{self._path}: {name} is {value!r}; expected a positive number")
         return float(value)
 

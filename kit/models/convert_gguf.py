@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -16,7 +16,7 @@ from kit.core.gguf_source import Source, TensorInfo
 from kit.errors import UnsupportedModel
 from kit.models.config import ARCHITECTURES
 from kit.models.convert_plan import Floats, Piece, PlannedTensor
-from kit.models.convert_types import choose, file_type
+from kit.models.convert_types import Chooser, Target, file_type
 from kit.models.convert_write import padding
 
 _FILE_TYPE, _UINT32 = "general.file_type", 4
@@ -56,23 +56,25 @@ class GgufRows:
         return f"{self.source.path}: tensor {self.info.name!r} at byte {at}"
 
 
-def plan_gguf(source: Source, architecture: Any, target: DType) -> list[PlannedTensor]:
+def plan_gguf(source: Source, metadata: Mapping[str, Any], target: Target) -> list[PlannedTensor]:
     """Return the tensors of ``source`` with the types they get in a file of ``target``.
 
     Raises UnsupportedModel for an architecture whose tensors kit does not know, or a file that is one of several.
     """
+    architecture = metadata["general.architecture"]
     if architecture not in ARCHITECTURES:
         raise UnsupportedModel(f"{source.path}: architecture {architecture!r}; kit converts {', '.join(ARCHITECTURES)}")
-    if "split.count" in source.header.spots:
+    if "split.count" in metadata:
         raise UnsupportedModel(f"{source.path}: one of several files (split.count); join them first")
+    n_layer, n_expert = (int(metadata.get(f"{architecture}.{key}", 0)) for key in ("block_count", "expert_count"))
     infos = source.header.tensors
-    return [_planned(source, info, target, tied="output.weight" not in infos) for info in infos.values()]
+    chooser = Chooser(target, n_layer, n_expert, tied="output.weight" not in infos)
+    return [_planned(source, info, chooser) for info in infos.values()]
 
 
-def _planned(source: Source, info: TensorInfo, target: DType, *, tied: bool) -> PlannedTensor:
+def _planned(source: Source, info: TensorInfo, chooser: Chooser) -> PlannedTensor:
     dtype = all_dtypes()[info.dtype.lower()]
-    is_output = info.name == "output.weight" or (tied and info.name == "token_embd.weight")
-    choice = choose(info.name, info.shape, target, is_output=is_output)
+    choice = chooser.choose(info.name, info.shape)
     if len(info.shape) < 2 or (dtype.numpy is not None and dtype.numpy.kind == "i"):
         choice = replace(choice, dtype=dtype)
     rows = GgufRows(source, info, dtype)
@@ -87,7 +89,7 @@ def _planned(source: Source, info: TensorInfo, target: DType, *, tied: bool) -> 
     )
 
 
-def header_copier(source: Source, target: DType, tensors: Sequence[PlannedTensor]) -> Callable[[Path], None]:
+def header_copier(source: Source, target: Target, tensors: Sequence[PlannedTensor]) -> Callable[[Path], None]:
     """Return what writes ``source``'s header with the new types: every key as it was but ``general.file_type``."""
 
     def write_header(path: Path) -> None:

@@ -121,6 +121,8 @@ def _from_bpe(path: Path, tokenizer: dict[str, Any], pieces: dict[str, Any], n_v
             vocab, {text: -float(ranks.get(text, len(ranks))) for text in pieces}, pieces, model.get("unk_token")
         )
         return vocab
+    if not pairs:
+        raise UnsupportedModel(f"{path}: byte-level BPE without merges has no form in GGUF")
     vocab = Vocab("gpt2", path, n_vocab, ignore_merges=bool(model.get("ignore_merges")))
     for text, number in pieces.items():
         vocab.put(number, text, 0.0, TokenType.NORMAL)
@@ -194,7 +196,7 @@ def from_sentencepiece(path: Path, n_vocab: int) -> Vocab:
                 vocab.space_prefix = False
     except OSError as error:
         raise ConversionError(f"{path}: reading failed: {error.strerror}") from error
-    except (IndexError, struct.error, UnicodeDecodeError, TypeError, AttributeError) as error:
+    except (LookupError, struct.error, UnicodeDecodeError, TypeError, AttributeError) as error:
         raise ConversionError(f"{path} is no SentencePiece model, or cut off: {error}") from error
     if not pieces:
         raise ConversionError(f"{path} is no SentencePiece model: it holds no pieces")

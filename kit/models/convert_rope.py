@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from kit.errors import ConversionError, UnsupportedModel
 
+LARGEST_NUMBER = 1e30  # well within the 32-bit floats GGUF has
 _FIELDS = {
     "default": (),
     "linear": ("factor",),
@@ -53,16 +54,29 @@ class Rope:
     tensors: dict[str, npt.NDArray[np.float32]] = field(default_factory=dict)
 
 
-def read_rope(path: Path, config: dict[str, Any], default_base: float, head_dim: int, n_ctx: int) -> Rope:
+def read_rope(
+    path: Path,
+    config: dict[str, Any],
+    default_base: float,
+    head_dim: int,
+    n_ctx: int,
+    *,
+    scales_queries: bool = False,
+) -> Rope:
     """Return the rotation a config asks for; ``n_ctx`` is the context it was trained for.
+
+    ``scales_queries``: its settings may also hold ``llama_4_scaling_beta``, by which Ministral 3 scales queries of
+    positions beyond the original context (1 + beta ln(1 + floor(position / original context))).
 
     Raises UnsupportedModel for a kind or setting GGUF has no place for, ConversionError for a bad value; named.
     """
     settings = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(settings, dict):
         raise ConversionError(f"{path}: rope_scaling is {settings!r}; expected a table")
+    beta = settings.get("llama_4_scaling_beta") if scales_queries else None
+    settings = {key: value for key, value in settings.items() if beta is None or key != "llama_4_scaling_beta"}
     kind = settings.get("rope_type", settings.get("type", "default"))
-    if kind not in _FIELDS:
+    if not isinstance(kind, str) or kind not in _FIELDS:
         raise UnsupportedModel(f"{path}: rope_scaling of type {kind!r}; kit converts {', '.join(_FIELDS)}")
     for name, value in settings.items():
         if name not in _FIELDS[kind] + _ALWAYS and value is not None:
@@ -75,6 +89,8 @@ def read_rope(path: Path, config: dict[str, Any], default_base: float, head_dim:
     rope = Rope({"rope.freq_base": base})
     original = config.get("original_max_position_embeddings") or n_ctx
     n_original = int(reader.number("original_max_position_embeddings", 8192 if kind == "llama3" else original))
+    if not 2 <= n_original < 1 << 32:
+        raise ConversionError(f"{path}: original_max_position_embeddings is {n_original}; expected at least 2")
     if kind == "linear":
         rope.metadata.update({"rope.scaling.type": "linear", "rope.scaling.factor": reader.number("factor")})
     elif kind == "llama3":
@@ -85,6 +101,9 @@ def read_rope(path: Path, config: dict[str, Any], default_base: float, head_dim:
         rope.metadata.update(_longrope(reader, n_original, n_ctx))
         for name in ("long", "short"):
             rope.tensors[f"rope_factors_{name}.weight"] = reader.numbers(f"{name}_factor", head_dim // 2)
+    if beta is not None:
+        rope.metadata["attention.temperature_scale"] = _Settings(path, {"beta": beta}).number("beta")
+        rope.metadata.setdefault("rope.scaling.original_context_length", n_original)
     return rope
 
 
@@ -145,7 +164,7 @@ class _Settings:
     def number(self, name: str, default: float | None = None) -> float:
         value = self.values.get(name)
         value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < LARGEST_NUMBER:
             raise ConversionError(f"{self.path}: {name} of the rotation is {value!r}; expected a positive number")
         return float(value)
 

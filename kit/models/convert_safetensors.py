@@ -28,9 +28,10 @@ from kit.errors import ConversionError, ModelNotFound
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 _LARGEST_HEADER = 100_000_000  # bytes; the limit of the safetensors library
-_ITEM_NBYTES = {"F32": 4, "F16": 2, "BF16": 2}
-_OTHER_NBYTES = {"F64": 8, "I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2, "I8": 1, "U8": 1, "BOOL": 1}
-_OTHER_NBYTES |= {"F8_E4M3": 1, "F8_E5M2": 1}
+_WEIGHTS = ("F32", "F16", "BF16")
+_ITEM_NBYTES = dict(zip(_WEIGHTS, (4, 2, 2), strict=True))
+_ITEM_NBYTES |= {"F64": 8, "I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2, "I8": 1, "U8": 1, "BOOL": 1}
+_ITEM_NBYTES |= {"F8_E4M3": 1, "F8_E5M2": 1}
 
 Floats = npt.NDArray[np.float32]
 
@@ -210,7 +211,7 @@ def _entries(path: Path, file: io.FileIO) -> list[Entry]:
     header.pop("__metadata__", None)
     start = 8 + length
     entries = [_entry(path, file, name, facts, start, size) for name, facts in header.items()]
-    entries.sort(key=lambda entry: entry.offset)
+    entries.sort(key=lambda entry: (entry.offset, _nbytes(entry.dtype, entry.shape)))
     for before, after in itertools.pairwise(entries):
         if before.offset + _nbytes(before.dtype, before.shape) > after.offset:
             raise ConversionError(f"{path}: tensors {before.name!r} and {after.name!r} overlap at byte {after.offset}")
@@ -230,8 +231,8 @@ def _entry(path: Path, file: io.FileIO, name: str, facts: Any, start: int, size:
     if not isinstance(facts, dict):
         raise ConversionError(f"{where}: no dtype, shape and data_offsets")
     dtype, shape, offsets = facts.get("dtype"), facts.get("shape"), facts.get("data_offsets")
-    if not isinstance(dtype, str) or dtype not in _ITEM_NBYTES | _OTHER_NBYTES:
-        raise ConversionError(f"{where} has dtype {dtype!r}; expected one of {', '.join(_ITEM_NBYTES)}")
+    if not isinstance(dtype, str) or dtype not in _ITEM_NBYTES:
+        raise ConversionError(f"{where} has dtype {dtype!r}; expected one of {', '.join(_WEIGHTS)}")
     if not _counts(shape) or len(shape) > 8:
         raise ConversionError(f"{where} has shape {shape!r}; expected at most 8 whole numbers")
     if not _counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
@@ -254,4 +255,4 @@ def _counts(value: Any) -> TypeGuard[list[int]]:
 
 
 def _nbytes(dtype: str, shape: Any) -> int:
-    return int(prod(shape)) * (_ITEM_NBYTES | _OTHER_NBYTES)[dtype]
+    return int(prod(shape)) * _ITEM_NBYTES[dtype]

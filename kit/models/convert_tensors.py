@@ -10,12 +10,12 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
-from kit.core.dtypes import DType, dtype_of
+from kit.core.dtypes import dtype_of
 from kit.errors import ConversionError, UnsupportedModel
 from kit.models.convert_config import HfConfig
 from kit.models.convert_plan import ArraySource, Piece, PlannedTensor
 from kit.models.convert_safetensors import Entry
-from kit.models.convert_types import choose
+from kit.models.convert_types import Chooser, Target
 from kit.units import shape_text
 
 _SUFFIXES = (".weight", ".bias")
@@ -27,6 +27,8 @@ _ALL_EXPERTS = re.compile(
     r"model\.layers\.(\d+)\.(?:block_sparse_moe|mlp)\.experts\.(gate_up_proj|down_proj)(?:\.weight)?"
 )
 _ROUTER = re.compile(r"model\.layers\.(\d+)\.(?:block_sparse_moe|mlp)\.gate\.weight")
+_LANGUAGE_PART = re.compile(r"^(?:language_model\.(model\.|lm_head\.)|model\.language_model\.)")
+_IMAGE_PART = re.compile(r"(?:model\.)?(?:vision_tower|multi_modal_projector)\.")
 _EXPERT_PART = {"w1": "gate", "w2": "down", "w3": "up", "gate_proj": "gate", "up_proj": "up", "down_proj": "down"}
 
 
@@ -39,7 +41,7 @@ class _Wanted:
 
 
 def plan_tensors(
-    checkpoint: Mapping[str, Entry], config: HfConfig, target: DType
+    checkpoint: Mapping[str, Entry], config: HfConfig, target: Target
 ) -> tuple[list[PlannedTensor], list[str]]:
     """Return the tensors of the converted file in its order, and the names of those the model does not use.
 
@@ -47,14 +49,21 @@ def plan_tensors(
         UnsupportedModel: a tensor GGUF's llama has no place for, or of a type kit does not read; named.
         ConversionError: a tensor is missing or has another shape than the config says; named.
     """
+    if config.n_layer > len(checkpoint):
+        raise ConversionError(
+            f"{config.path}: {config.n_layer} layers, but the checkpoint has {len(checkpoint)} tensors"
+        )
     wanted = dict(_wanted(config))
     found: dict[str, list[Piece]] = {}
     skipped = []
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.n_layer)
     experts: dict[tuple[str, int], Piece] = {}
-    for name, entry in checkpoint.items():
+    for written, entry in checkpoint.items():
+        name = _LANGUAGE_PART.sub(_without_part, written) if config.with_images else written
         if _DERIVED.search(name) or (config.tied and name == "lm_head.weight"):
-            skipped.append(name)
+            skipped.append(written)
+        elif config.with_images and (match := _IMAGE_PART.match(written)):
+            skipped += [match[0] + "*"] if match[0] + "*" not in skipped else []
         elif match := _ONE_EXPERT.fullmatch(name):
             _keep(experts, (_experts_name(match[1], _EXPERT_PART[match[3]]), int(match[2])), entry, _whole(entry))
         elif match := _ALL_EXPERTS.fullmatch(name):
@@ -73,7 +82,8 @@ def plan_tensors(
     planned = [_computed(name, values) for name, values in config.rope.tensors.items()]
     if missing := next((name for name in wanted if name not in found), None):
         raise ConversionError(f"{config.path.parent}: the checkpoint has no tensor {_original(missing, names)}")
-    planned += [_planned(name, want.shape, tuple(found[name]), target, config) for name, want in wanted.items()]
+    chooser = Chooser(target, config.n_layer, config.n_expert, config.tied)
+    planned += [_planned(name, want.shape, tuple(found[name]), chooser) for name, want in wanted.items()]
     return planned, skipped
 
 
@@ -121,6 +131,10 @@ def _mapped(name: str, names: gguf.TensorNameMap) -> str | None:
         return None  # other spellings of these tensors have their rotated pairs elsewhere
     found: str | None = names.get_name(name, try_suffixes=_SUFFIXES)
     return found
+
+
+def _without_part(match: re.Match[str]) -> str:
+    return match[1] or "model."
 
 
 def _original(name: str, names: gguf.TensorNameMap) -> str:
@@ -200,10 +214,7 @@ def _computed(name: str, values: npt.NDArray[np.float32]) -> PlannedTensor:
     return PlannedTensor(name, values.shape, dtype_of("f32"), (Piece(source, 0, 1),), "computed")
 
 
-def _planned(
-    name: str, shape: tuple[int, ...], pieces: tuple[Piece, ...], target: DType, config: HfConfig
-) -> PlannedTensor:
-    is_output = name == "output.weight" or (config.tied and name == "token_embd.weight")
-    choice = choose(name, shape, target, is_output=is_output)
+def _planned(name: str, shape: tuple[int, ...], pieces: tuple[Piece, ...], chooser: Chooser) -> PlannedTensor:
+    choice = chooser.choose(name, shape)
     source = pieces[0].source
     return PlannedTensor(name, shape, choice.dtype, pieces, str(getattr(source, "dtype", "")).lower(), choice.reason)

@@ -87,14 +87,14 @@ def _library(files: _Files) -> Any:
 
 def _added_tokens(files: _Files) -> list[dict[str, Any]]:
     """Return what tokenizer.json, tokenizer_config.json and added_tokens.json add to the pieces of a model."""
-    added = [dict(item) for item in (files.tokenizer or {}).get("added_tokens", []) if isinstance(item, dict)]
+    added = [dict(item) for item in (files.tokenizer or {}).get("added_tokens") or [] if isinstance(item, dict)]
     decoder = files.config.get("added_tokens_decoder")
     for number, item in decoder.items() if isinstance(decoder, dict) else ():
         if isinstance(item, dict) and number.isdecimal():
             added.append({**item, "id": int(number)})
     plain = _table(files.folder / "added_tokens.json") or {}
-    known = {item.get("id") for item in added}
-    added += [{"content": text, "id": number} for text, number in plain.items() if number not in known]
+    known = {str(item.get("id")) for item in added}
+    added += [{"content": text, "id": number} for text, number in plain.items() if str(number) not in known]
     return added
 
 

@@ -232,6 +232,7 @@ def _experts(model: Checkpoint, weights: dict[str, Array], at: str, h: Array) ->
 def _attention(model: Checkpoint, weights: dict[str, Array], at: str, h: Array) -> Array:
     n, size = len(h), model.head_dim
     q = _rotate(model, _linear(weights, at + "q_proj", h).reshape(n, model.n_head, size))
+    q = q * _query_scale(model, n)[:, None, None]
     k = _rotate(model, _linear(weights, at + "k_proj", h).reshape(n, model.n_head_kv, size))
     v = _linear(weights, at + "v_proj", h).reshape(n, model.n_head_kv, size)
     k, v = (np.repeat(x, model.n_head // model.n_head_kv, 1) for x in (k, v))
@@ -241,6 +242,13 @@ def _attention(model: Checkpoint, weights: dict[str, Array], at: str, h: Array) 
     scores = np.exp(scores - scores.max(-1, keepdims=True))
     scores /= scores.sum(-1, keepdims=True)
     return _linear(weights, at + "o_proj", np.einsum("hqk,khd->qhd", scores, v).reshape(n, -1))
+
+
+def _query_scale(model: Checkpoint, n: int) -> Array:
+    """Return (n,) factors: Ministral 3's scaling of queries beyond the original context, as transformers has it."""
+    settings = model.fields.get("rope_parameters") or {}
+    context = settings.get("original_max_position_embeddings", 1)
+    return 1 + settings.get("llama_4_scaling_beta", 0.0) * np.log(1 + np.floor(np.arange(n) / context))
 
 
 def _rotate(model: Checkpoint, x: Array) -> Array:
@@ -295,8 +303,10 @@ def _yarn(model: Checkpoint, plain: Array, scaling: dict[str, Any]) -> Array:
 
 def magnitude(model: Checkpoint) -> float:
     """Return what queries and keys are multiplied with: transformers' attention_factor and its defaults."""
-    scaling = model.fields.get("rope_scaling") or {}
+    scaling = model.fields.get("rope_scaling") or model.fields.get("rope_parameters") or {}
     kind, context = scaling.get("rope_type"), scaling.get("original_max_position_embeddings")
+    if kind == "yarn" and "mscale" in scaling and scaling["mscale"] == scaling["mscale_all_dim"]:
+        return 1.0
     if kind == "yarn":
         return float(scaling.get("attention_factor", 0.1 * np.log(scaling["factor"]) + 1))
     if kind == "longrope":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 
 import gguf
@@ -113,6 +114,51 @@ def test_what_stays_finer_and_what_does_not_fit_is_said(tmp_path, out):
     file = kit.GGUFFile(out)
     assert {info.name: info.dtype for info in file.tensors.values()} == {row.name: row.dtype for row in done.tensors}
     assert file.metadata["general.file_type"] == gguf.LlamaFileType.MOSTLY_Q4_K_S
+
+
+@pytest.mark.parametrize(
+    ("name", "finer", "dtype", "number"),
+    [
+        # llama.cpp: the outer eighths and every third block between them; of the small mix the first blocks alone.
+        ("q4_K_M", {"attn_v": {0, 3, 6, 7}, "ffn_down": {0, 3, 6, 7}}, "q6_K", gguf.LlamaFileType.MOSTLY_Q4_K_M),
+        ("q5_K_M", {"attn_v": {0, 3, 6, 7}, "ffn_down": {0, 3, 6, 7}}, "q6_K", gguf.LlamaFileType.MOSTLY_Q5_K_M),
+        ("q4_K_S", {"attn_v": {0, 1, 2, 3}, "ffn_down": {0}}, "q5_K", gguf.LlamaFileType.MOSTLY_Q4_K_S),
+        ("q5_K_S", {}, "", gguf.LlamaFileType.MOSTLY_Q5_K_S),
+    ],
+)
+def test_mixes_keep_some_layers_finer(name, finer, dtype, number, tmp_path, out):
+    model = Checkpoint(n_layer=8, n_embd=256, n_ff=256, head_dim=64)
+    done = kit.convert(model.write(tmp_path / "hf"), out, name.upper(), progress=False, n_threads=1)
+    assert (done.dtype, kit.GGUFFile(out).metadata["general.file_type"]) == (name, number)
+    found = {}
+    for row in done.tensors:
+        if row.name.startswith("blk.") and row.dtype not in ("f32", name[:4]):
+            _, layer, part, _ = row.name.split(".")
+            assert row.dtype == dtype
+            found.setdefault(part, set()).add(int(layer))
+    assert found == finer
+
+
+@pytest.mark.model
+def test_a_mix_is_llama_quantizes_byte_for_byte(demo_model_path, tmp_path, out):
+    # The digest is of the tensors, by name, that llama-quantize (llama-cpp-python 0.3.36) makes of the same f16 file.
+    kit.convert(demo_model_path, tmp_path / "f16.gguf", "f16", progress=False)
+    kit.convert(tmp_path / "f16.gguf", out, "q4_K_M", progress=False)
+    digest = hashlib.sha256()
+    tensors = kit.GGUFFile(out).tensors
+    with out.open("rb") as file:
+        for name in sorted(tensors):
+            file.seek(tensors[name].offset)
+            digest.update(file.read(tensors[name].nbytes))
+    assert digest.hexdigest() == "24658f507c97d7e6125ba3edb0e0856940fc2f99061a17726e760049e90896a2"
+
+
+def test_attention_of_eight_experts_is_kept_finer(tmp_path, out):
+    model = Checkpoint(n_layer=1, n_embd=256, n_ff=256, head_dim=64, n_expert=8)
+    done = kit.convert(model.write(tmp_path / "hf"), out, "q4_K_M", progress=False, n_threads=1)
+    types = {row.name.removeprefix("blk.0."): row.dtype for row in done.tensors}
+    assert [types[f"attn_{part}.weight"] for part in ("q", "k", "v", "output")] == ["q4_K", "q8_0", "q8_0", "q5_K"]
+    assert types["ffn_gate_inp.weight"] == "f32" and types["ffn_gate_exps.weight"] == "q4_K"
 
 
 def test_a_tied_embedding_is_kept_finer_and_rows_that_fit_nothing_become_half_floats(tmp_path, out):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -14,6 +15,8 @@ import numpy as np
 import pytest
 
 import kit
+from kit.models.convert_config import read_config
+from kit.models.convert_safetensors import Checkpoint as SafetensorsCheckpoint
 from kit.models.convert_safetensors import Entry
 
 from .checkpoint import Checkpoint, write_json, write_safetensors
@@ -77,6 +80,23 @@ def test_a_header_that_is_none(raw, says, folder):
     (folder / "model.safetensors").write_bytes(raw)
     message = refused(folder)
     assert says in message and "model.safetensors" in message
+
+
+def test_no_change_of_a_header_byte_is_more_than_refused(folder):
+    path = folder / "model.safetensors"
+    raw = bytearray(path.read_bytes())
+    (length,) = struct.unpack_from("<Q", raw)
+    rng = np.random.default_rng(0)
+    for at, byte in zip(rng.integers(0, 8 + length, 300), rng.integers(0, 256, 300), strict=True):
+        path.write_bytes(raw[:at] + bytes([byte]) + raw[at + 1 :])
+        with contextlib.suppress(kit.KitError), SafetensorsCheckpoint(folder) as checkpoint:
+            for entry in checkpoint.values():
+                assert entry.where() and entry.offset <= len(raw)
+
+
+def test_more_layers_than_tensors(folder):
+    change_config(folder, num_hidden_layers=65536)
+    assert "65536 layers, but the checkpoint has 11 tensors" in refused(folder)
 
 
 NORM = "model.norm.weight"
@@ -159,6 +179,14 @@ def test_a_tensor_no_llama_has(name, tmp_path):
     assert repr(name) in refused(model.write(tmp_path / "hf"), kit.UnsupportedModel)
 
 
+def test_a_tensor_no_llama_has_of_a_type_that_is_not_read(folder):
+    def change(header):
+        header["strange"] = {"dtype": "I64", "shape": [0], "data_offsets": [0, 0]}
+
+    change_header(folder, change)
+    assert "'strange'" in refused(folder, kit.UnsupportedModel)
+
+
 def test_a_tensor_of_another_shape(tmp_path):
     model = Checkpoint(n_layer=1)
     model.weights[NORM] = np.ones(65, np.float32)
@@ -207,6 +235,32 @@ def test_a_config_kit_cannot_convert(fields, error, says, folder):
         change_config(folder, head_dim=None, num_key_value_heads=None)
         says = "head_dim is 0"
     assert says in refused(folder, error)
+
+
+STRANGE = [None, True, -1, 0, 1, 2**40, 10**400, 0.5, 1e300, float("nan"), "x", [], [1], {}, {"rope_type": []}]
+SCALINGS = [
+    {"rope_type": kind, "factor": 4.0, "original_max_position_embeddings": 128, "low_freq_factor": 1.0}
+    for kind in ("default", "linear", "llama3", "yarn", "longrope")
+]
+
+
+def test_no_value_of_a_field_is_more_than_refused(folder):
+    config = json.loads((folder / "config.json").read_text())
+    cases = [config | {name: value} for name in config for value in STRANGE]
+    for scaling in SCALINGS:
+        names = [*scaling, "high_freq_factor", "beta_fast", "mscale", "short_factor", "attention_factor", "truncate"]
+        cases += [config | {"rope_scaling": scaling | {name: value}} for name in names for value in STRANGE]
+    for case in cases:
+        (folder / "config.json").write_text(json.dumps(case))
+        with contextlib.suppress(kit.KitError):
+            for value in read_config(folder).metadata.values():
+                if not isinstance(value, str):
+                    struct.pack("<I" if isinstance(value, int) else "<f", value)  # as GGUF holds it
+
+
+def test_a_template_that_is_no_text(folder):
+    write_json(folder / "tokenizer_config.json", {"chat_template": "\ud800"})
+    assert "has no form in GGUF" in refused(folder)
 
 
 def test_an_unknown_field_can_be_waved_through(folder):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import struct
 
+import numpy as np
 import pytest
 from tokenizers import Tokenizer as Library
 
 import kit
+from kit.models.convert_vocab import read_vocab
 
 from .checkpoint import N_TOKENS, SPECIAL, Checkpoint, tokenizer_json, write_json
 
@@ -239,6 +242,15 @@ def test_a_sentencepiece_model_of_another_kind(pieces_folder):
 def test_a_sentencepiece_model_that_is_cut_off(cut, pieces_folder):
     (pieces_folder / "tokenizer.model").write_bytes(sentencepiece_model()[:cut])
     assert "is no SentencePiece model" in refused(pieces_folder, kit.ConversionError)
+
+
+def test_no_change_of_a_byte_of_a_model_is_more_than_refused(tmp_path):
+    raw, path = sentencepiece_model(), tmp_path / "tokenizer.model"
+    rng = np.random.default_rng(0)
+    for at, byte in zip(rng.integers(0, len(raw), 200), rng.integers(0, 256, 200), strict=True):
+        path.write_bytes(raw[:at] + bytes([byte]) + raw[at + 1 :])
+        with contextlib.suppress(kit.KitError):
+            read_vocab(tmp_path, len(PIECES), {})
 
 
 def test_tokens_beyond_the_embedding_are_dropped(tmp_path):

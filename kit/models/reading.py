@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import threading
 import time
 from collections.abc import Callable
@@ -129,13 +130,12 @@ class _Reader:
                     return
                 try:
                     self._read(chunk)
-                except BaseException as error:  # whatever it is, it must not be lost with the thread
-                    self._failures.add(self.number, error)
-                    self._gate.close()
-                    return
                 finally:
                     self._gate.leave()
                 self._advance(chunk.nbytes)
+        except BaseException as error:  # whatever it is, it must not be lost with the thread
+            self._failures.add(self.number, error)
+            self._gate.close()
         finally:
             self._close()
 
@@ -163,7 +163,7 @@ def open_part(part: GGUFPart, for_chunk: Chunk | None = None) -> FileIO:
         GGUFNotFound: it has gone. GGUFError: the system refuses, or it is not the file whose header was read.
     """
     try:
-        file = open(part.path, "rb", buffering=0)  # noqa: SIM115 - the caller closes it
+        file = open(part.path, "rb", buffering=0, opener=_open_at_once)  # noqa: SIM115 - the caller closes it
     except FileNotFoundError as error:
         raise GGUFNotFound(f"{part.path}: the file has gone since its header was read") from error
     except OSError as error:
@@ -174,14 +174,18 @@ def open_part(part: GGUFPart, for_chunk: Chunk | None = None) -> FileIO:
         raise _refused(part, error, message, tensor=tensor, offset=offset) from error
     try:
         facts = os.fstat(file.fileno())
-        if (facts.st_dev, facts.st_ino) != part.identity[:2]:
+        if (facts.st_dev, facts.st_ino) != part.identity[:2] or not stat.S_ISREG(facts.st_mode):
             raise GGUFError(f"{part.path}: another file lies there than the one whose header was read; load it again")
-        if facts.st_size == part.nbytes and facts.st_mtime_ns != part.identity[3]:
+        if facts.st_size >= part.nbytes and facts.st_mtime_ns != part.identity[3]:
             raise GGUFError(f"{part.path}: the file was written to since its header was read; load it again")
     except BaseException:
         file.close()
         raise
     return file
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # a pipe that took the file's place must not hold us up
 
 
 def read_chunk(descriptor: int, chunk: Chunk) -> None:

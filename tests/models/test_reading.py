@@ -7,6 +7,7 @@ import errno
 import os
 import pathlib
 import resource
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -97,7 +98,7 @@ def test_each_part_is_mapped_once_and_all_are_unmapped(split):
 
 
 @pytest.mark.parametrize("use_mmap", [True, False])
-@pytest.mark.parametrize("harm", ["cut", "gone", "replaced", "written"])
+@pytest.mark.parametrize("harm", ["cut", "gone", "replaced", "written", "a pipe"])
 def test_a_part_that_changes_between_header_and_data_is_named(split, backend, use_mmap, harm):
     file = GGUFFile(split[0])
     part = split[2]
@@ -107,13 +108,51 @@ def test_a_part_that_changes_between_header_and_data_is_named(split, backend, us
         part.unlink()
     elif harm == "replaced":
         os.replace(split[1].with_name("whole.gguf"), part)
+    elif harm == "a pipe":
+        part.unlink()
+        os.mkfifo(part)
     else:
         os.utime(part, ns=(0, 0))
     before = kit.memory.live(), len(os.listdir("/proc/self/fd"))
-    said = {"cut": "shrank|ends at byte", "gone": "gone", "replaced": "another file", "written": "written to"}[harm]
-    with pytest.raises(GGUFNotFound if harm == "gone" else kit.GGUFError, match=rf"{part.name}.*({said})"):
+    says = {
+        "cut": "shrank|ends at byte",
+        "gone": "gone",
+        "replaced": "another file",
+        "written": "written to",
+        "a pipe": "another file",
+    }
+    with pytest.raises(GGUFNotFound if harm == "gone" else kit.GGUFError, match=rf"{part.name}.*({says[harm]})"):
         Weights(file, backend, use_mmap=use_mmap, progress=False)
     assert (kit.memory.live(), len(os.listdir("/proc/self/fd"))) == before
+
+
+def far_file(path: pathlib.Path) -> int:
+    """A sparse file of two tensors by hand (GGUF specification, version 3): 5 GiB of nothing, then 64 numbers."""
+    hole = 5 << 30
+    infos = b""
+    for name, count, offset in ((b"hole", hole // 4, 0), (b"far", 64, hole)):
+        infos += struct.pack("<Q", len(name)) + name + struct.pack("<IQiQ", 1, count, 0, offset)
+    header = b"GGUF" + struct.pack("<IQQ", 3, 2, 0) + infos
+    data = -(-len(header) // 32) * 32
+    with open(path, "wb") as file:
+        file.write(header)
+        file.seek(data + hole)
+        file.write(np.arange(64, dtype=np.float32).tobytes())
+    return data + hole
+
+
+def test_a_tensor_behind_four_gib(tmp_path, backend):
+    at = far_file(tmp_path / "far.gguf")
+    file = GGUFFile(tmp_path / "far.gguf")
+    weights = Weights(file, backend)
+    assert weights.mapped and file.tensors["far"].offset == at > 1 << 32
+    assert np.array_equal(weights["far"].numpy(), np.arange(64))
+    weights.close()
+    target = np.zeros(64, np.float32)
+    (chunk,) = sections.chunks(file.parts[0], [(file.tensors["far"], target.ctypes.data)], sections.CHUNK_BYTES)
+    with reading.open_part(file.parts[0]) as opened:
+        reading.read_chunk(opened.fileno(), chunk)
+    assert np.array_equal(target, np.arange(64))
 
 
 # What the readers did
@@ -316,6 +355,25 @@ def test_what_is_no_error_of_the_system_is_not_lost_either(split, backend, small
     with pytest.raises(ZeroDivisionError, match="in a reader") as caught:
         read_weights(split[0], backend, readers=2)
     assert "Input/output error" in caught.value.__notes__[0]
+
+
+def test_a_progress_bar_that_fails_is_no_silent_end_of_the_reading(split, backend, small_chunks, monkeypatch):
+    class Broken:
+        def __init__(self, **options: object) -> None:
+            pass
+
+        def __enter__(self) -> Broken:
+            return self
+
+        def __exit__(self, *exc: object) -> None:
+            pass
+
+        def update(self, nbytes: int) -> None:
+            raise BrokenPipeError("nobody reads the bar")
+
+    monkeypatch.setattr(reading, "tqdm", Broken)
+    with pytest.raises(BrokenPipeError, match="nobody reads the bar"):
+        read_weights(split[0], backend, readers=2)
 
 
 def test_an_interrupt_carries_what_had_failed_before(split, backend, small_chunks, monkeypatch):

@@ -14,6 +14,7 @@ ROOMS = {
     "errors": 0,
     "units": 0,
     "log": 0,
+    "tables": 0,
     "core": 1,
     "memory": 2,
     "diagram": 2,

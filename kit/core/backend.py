@@ -12,6 +12,7 @@ from kit.core.compute import compute_graph, compute_scheduled, default_threads, 
 from kit.core.devices import device_handle, device_handles
 from kit.core.interrupts import uninterrupted
 from kit.core.native import ffi, lib, text
+from kit.core.scope import keeping
 from kit.errors import ArgumentError, BusyError, ClosedError, OutOfMemory
 
 if TYPE_CHECKING:
@@ -32,8 +33,10 @@ class Backend:
     """
 
     def __init__(self, devices: Sequence[str] | None = None, *, n_threads: int | None = None) -> None:
-        if n_threads is not None and not 1 <= n_threads <= 512:
-            raise ArgumentError(f"n_threads is {n_threads}; give 1 to 512")
+        if n_threads is not None and not (isinstance(n_threads, int) and 1 <= n_threads <= 512):
+            raise ArgumentError(f"n_threads is {n_threads!r}; give 1 to 512")
+        if isinstance(devices, str) or not isinstance(devices, (Sequence, type(None))):
+            raise ArgumentError(f"devices is {devices!r}; give a list of names as kit.devices() has them")
         self.n_threads = n_threads or default_threads()
         names = list(dict.fromkeys(devices)) if devices is not None else _default_devices()
         cpu = next(name for name in device_handles() if name.startswith("CPU."))
@@ -159,6 +162,10 @@ class _State:
                 lib.ggml_backend_cpu_set_n_threads(handle, n_threads)
 
     def allocate(self, graph: Graph) -> None:
+        with keeping("compute buffers"):
+            self._allocate(graph)
+
+    def _allocate(self, graph: Graph) -> None:
         self.reset()
         graph.unplace()
         self._refuse_too_large(graph)
@@ -184,6 +191,10 @@ class _State:
         return bool(lib.ggml_backend_sched_alloc_graph(self.scheduler, graph.handle))
 
     def reserve(self, graph: Graph) -> None:
+        with keeping("compute buffers"):
+            self._reserve(graph)
+
+    def _reserve(self, graph: Graph) -> None:
         self.reset()
         graph.unplace()
         self.planned = 0

@@ -234,6 +234,8 @@ class Context:
             raise ArgumentError(f"policy is {policy!r}; give 'grow', 'fixed' or 'no-alloc'")
         if slots < 1 or slots > 1 << 24:
             raise ArgumentError(f"slots is {slots}; give 1 to {1 << 24}")
+        if backend is not None and not isinstance(backend, Backend):
+            raise ArgumentError(f"backend is {backend!r}; give a kit.Backend, or leave it out")
         owned = backend is None
         used = Backend() if backend is None else backend
         used.handles  # noqa: B018 - raises ClosedError
@@ -277,8 +279,9 @@ class Context:
             ArgumentError: no outputs.
             ClosedError: an output, or something it depends on, is gone.
         """
-        from kit.core.graph import Graph
+        from kit.core.graph import Graph, expect_tensors
 
+        expect_tensors(outputs)
         self._core.check()
         return Graph(self._core.backend, outputs)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import itertools
 import re
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from typing import Any
 
 from kit.core.native import ffi, lib, text
 from kit.errors import ArgumentError
+from kit.tables import html_table, text_table
 from kit.units import bytes_text
 
 _KINDS = {0: "cpu", 1: "gpu", 2: "igpu", 3: "accel"}
@@ -52,16 +52,10 @@ class Devices(tuple[Device, ...]):
         ]
 
     def __repr__(self) -> str:
-        table = [self._HEAD, *self.rows()]
-        widths = [max(len(row[i]) for row in table) for i in range(len(self._HEAD))]
-        return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in table)
+        return text_table(self._HEAD, self.rows(), range(len(self._HEAD)))
 
     def _repr_html_(self) -> str:
-        head = "".join(f"<th>{html.escape(cell)}</th>" for cell in self._HEAD)
-        body = "".join(
-            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in self.rows()
-        )
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        return html_table(self._HEAD, self.rows(), range(len(self._HEAD)))
 
 
 def devices() -> Devices:

@@ -57,6 +57,7 @@ class Graph:
     def __init__(self, backend: Backend, outputs: Sequence[Tensor], *, keep_outputs: bool = True) -> None:
         if not outputs:
             raise ArgumentError("a graph needs at least one output tensor")
+        expect_tensors(outputs)
         self.backend = backend
         self.outputs = tuple(outputs)
         self.name = f"graph {next(_numbers)}"
@@ -137,6 +138,8 @@ class Graph:
             OutOfMemory: no room for the compute buffer. GgmlAbort: ggml refused inside the graph.
             KeyboardInterrupt: stopped within 200 ms; outputs are then not readable, all else is.
         """
+        if feeds is not None and not isinstance(feeds, Mapping):
+            raise ArgumentError(f"feeds are a mapping of input tensor to values, not {type(feeds).__name__}")
         with turn():
             return self._compute(feeds, named)
 
@@ -250,6 +253,17 @@ class Graph:
             return f"Graph({self.name!r}, closed)"
         ins = ", ".join(self._inputs) or "nothing"
         return f"Graph({self.name!r}: {self.n_nodes} nodes, {self.n_leafs} leafs; reads {ins})"
+
+
+def expect_tensors(outputs: Sequence[Any]) -> None:
+    """Raise ArgumentError where one of ``outputs`` is no tensor."""
+    from kit.core.tensor import Tensor
+
+    wrong = next((output for output in outputs if not isinstance(output, Tensor)), None)
+    if wrong is not None:
+        raise ArgumentError(
+            f"an output of a graph is a kit.Tensor, not {type(wrong).__name__}; give several one by one: graph(x, y)"
+        )
 
 
 class _Leaf:

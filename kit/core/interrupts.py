@@ -1,8 +1,8 @@
 """Ctrl-C held back while something is half made: between a native call and the line that notes its result.
 
 ``with uninterrupted:`` round an allocation and its registration, or round a close, lets both happen or neither;
-the interrupt then takes effect at the end of the outermost one. Only Python's main thread is ever interrupted:
-elsewhere, or where SIGINT has no Python handler, this does nothing.
+the interrupt then takes effect at the end of the outermost one, or where that one looks. Only Python's main thread
+is ever interrupted: elsewhere, or where SIGINT has no Python handler, this does nothing.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import signal
 import sys
 import threading
 from types import FrameType
-from typing import Any
+from typing import Any, Self
 
 
-class _Uninterrupted:
+class Uninterrupted:
     """See the module; there is one, for the one main thread."""
 
     def __init__(self) -> None:
@@ -26,15 +26,26 @@ class _Uninterrupted:
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._noted = True  # not the frame: a traceback would keep alive what it holds
 
-    def __enter__(self) -> None:
+    def check(self) -> None:
+        """Let an interrupt that came in the meantime take effect here, if this is the outermost one.
+
+        Raises:
+            KeyboardInterrupt: by the handler there was before, if that one raises it.
+        """
+        if self._noted and self._depth == 1 and threading.get_ident() == _main:
+            self._noted = False
+            self._handler(signal.SIGINT, sys._getframe())
+
+    def __enter__(self) -> Self:
         if threading.get_ident() != _main:
-            return
+            return self
         if self._depth == 0:
             handler = signal.getsignal(signal.SIGINT)
             self._handler = handler if callable(handler) else None
             if self._handler is not None:
                 signal.signal(signal.SIGINT, self._note)
         self._depth += 1
+        return self
 
     def __exit__(self, *exc: object) -> None:
         if threading.get_ident() != _main:
@@ -50,7 +61,7 @@ class _Uninterrupted:
 
 
 _main = threading.main_thread().ident
-uninterrupted = _Uninterrupted()
+uninterrupted = Uninterrupted()
 
 
 def _after_fork() -> None:

@@ -13,7 +13,7 @@ from kit.core.checks import check_name
 from kit.core.compute import turn
 from kit.core.dtypes import dtype_by_id
 from kit.core.native import ffi, lib, text
-from kit.errors import ClosedError, NotComputedError, ShapeError
+from kit.errors import ArgumentError, ClosedError, NotComputedError, ShapeError
 from kit.units import shape_text
 
 if TYPE_CHECKING:
@@ -254,6 +254,8 @@ class Tensor:
         return _operate("sub", self, other)
 
     def __rsub__(self, other: Any) -> Tensor:
+        if isinstance(other, np.ndarray):
+            raise _array_is_no_tensor(self)
         if not isinstance(other, _NUMBERS):
             return NotImplemented
         return (_ops or _load_ops()).scale(self, -1.0, other)  # type: ignore[no-any-return]
@@ -278,6 +280,8 @@ class Tensor:
         return (_ops or _load_ops()).abs(self)  # type: ignore[no-any-return]
 
     def __matmul__(self, other: Any) -> Tensor:
+        if isinstance(other, np.ndarray):
+            raise _array_is_no_tensor(self)
         return (_ops or _load_ops()).matmul(self, other)  # type: ignore[no-any-return]
 
     def __repr__(self) -> str:
@@ -298,10 +302,19 @@ def _load_ops() -> Any:
     return _ops
 
 
+def _array_is_no_tensor(beside: Tensor) -> ArgumentError:
+    return ArgumentError(
+        f"an array cannot be a node of a graph beside {beside.label}: "
+        "make it a tensor, ctx.tensor(array.shape).set(array), or an input that compute() feeds"
+    )
+
+
 def _operate(name: str, left: Tensor, right: Any) -> Tensor:
     ops = _ops or _load_ops()
     if isinstance(right, _NUMBERS):
         return ops.with_number(name, left, right)  # type: ignore[no-any-return]
+    if isinstance(right, np.ndarray):
+        raise _array_is_no_tensor(left)
     if not isinstance(right, Tensor):
         return NotImplemented  # type: ignore[no-any-return]
     return getattr(ops, name)(left, right)  # type: ignore[no-any-return]

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from kit.memory.shown import Shown
-from kit.memory.tables import html_table, png_tag, text_table
+from kit.tables import html_table, png_tag, text_table
 from kit.units import bytes_text, time_text
 
 

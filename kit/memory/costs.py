@@ -16,12 +16,12 @@ import numpy as np
 
 from kit.core.buffer import Buffer, refuse_impossible
 from kit.core.devices import device_handle, device_handles
+from kit.core.interrupts import Uninterrupted, uninterrupted
 from kit.core.native import ffi, lib
 from kit.core.pools import Pools
 from kit.errors import ArgumentError, OutOfMemory
 from kit.memory.cost_records import Copy, Cost, Costs, Refused
 from kit.memory.cost_ways import PooledWay, Way, all_ways
-from kit.memory.interrupts import HeldInterrupts
 
 SIZES = (4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20)
 #: Without a number asked for, a measurement repeats within these bounds until it has taken this long.
@@ -51,7 +51,7 @@ def costs(
     copied: list[Copy] = []
     refused: list[Refused] = []
     pool = PooledWay()
-    with HeldInterrupts() as interrupts, pool.opened(wanted[-1] + mmap.PAGESIZE):
+    with uninterrupted as interrupts, pool.opened(wanted[-1] + mmap.PAGESIZE):
         for way in (*all_ways(names), pool):
             for nbytes in wanted:
                 record = measure(way, nbytes, repeats, interrupts)
@@ -69,7 +69,7 @@ def costs(
 
 
 def measure(
-    way: Way, nbytes: int, repeats: int | None = None, interrupts: HeldInterrupts | None = None
+    way: Way, nbytes: int, repeats: int | None = None, interrupts: Uninterrupted | None = None
 ) -> Cost | Refused:
     """Measure trips of one kind at one size; a kind the system refuses comes back with its reason."""
     cost = ffi.new("kit_cost *")
@@ -105,7 +105,7 @@ def measure(
 
 
 def _copy_or_refusal(
-    way: Way, device: str, nbytes: int, repeats: int | None, interrupts: HeldInterrupts
+    way: Way, device: str, nbytes: int, repeats: int | None, interrupts: Uninterrupted
 ) -> Copy | Refused | None:
     try:
         return measure_copy(way, device, nbytes, repeats, interrupts)
@@ -114,7 +114,7 @@ def _copy_or_refusal(
 
 
 def measure_copy(
-    way: Way, device: str, nbytes: int, repeats: int | None = None, interrupts: HeldInterrupts | None = None
+    way: Way, device: str, nbytes: int, repeats: int | None = None, interrupts: Uninterrupted | None = None
 ) -> Copy | None:
     """Measure copies between memory of ``way`` and a buffer of ``device``; None where the CPU cannot reach the one.
 
@@ -157,7 +157,7 @@ def _target(stack: contextlib.ExitStack, device: str, nbytes: int) -> tuple[Any,
     return raw, buffer.buffer_type
 
 
-def _repetitions(repeats: int | None, interrupts: HeldInterrupts | None) -> Iterator[int]:
+def _repetitions(repeats: int | None, interrupts: Uninterrupted | None) -> Iterator[int]:
     start = time.perf_counter_ns()
     for i in range(MOST if repeats is None else repeats):
         if interrupts is not None:

@@ -22,13 +22,13 @@ import numpy.typing as npt
 from kit.core.backend import Backend
 from kit.core.buffer import Buffer
 from kit.core.context import Context
+from kit.core.interrupts import Uninterrupted, uninterrupted
 from kit.core.native import ffi, lib, text
 from kit.errors import ArgumentError, OutOfMemory
 from kit.memory.cost_ways import host_type
-from kit.memory.interrupts import HeldInterrupts
 from kit.memory.pages import Pages, name_note
 from kit.memory.shown import Shown
-from kit.memory.tables import html_table, png_tag, text_table
+from kit.tables import html_table, png_tag, text_table
 from kit.units import bytes_text, time_text
 
 _OWNER = "input lab"
@@ -162,7 +162,7 @@ def input_lab(session: HasInputs, n_tokens: int = 500) -> InputLab:
     }
     missing = "" if host is not None else f"{backend.devices[0]} has no host buffer type: freshly locked pages stand in"
     said = {"ordinary memory": "", "host buffer": missing}
-    with HeldInterrupts() as interrupts:
+    with uninterrupted as interrupts:
         return InputLab(
             _leg(_Setting(backend, session.n_ctx, n_tokens, interrupts), memory, way, leak, said[memory])
             for leak in (False, True)
@@ -192,7 +192,7 @@ class _Setting:
     backend: Backend
     n_kv: int
     n_tokens: int
-    interrupts: HeldInterrupts
+    interrupts: Uninterrupted
 
 
 def _leg(setting: _Setting, memory: str, way: Callable[[int], _Memory], leak: bool, missing: str) -> InputLeg:

@@ -3,7 +3,8 @@
 A *pass* of a call site is one visit of it. The bytes that stay after each visit, fitted by a line, give slope and
 R²: 2,000 visits that leave 16 KiB each grow; 2,000 visits of which only the first few left something are a cache, or
 a one-time static if it was one thing. A site that was visited once is static if that was in an early pass of many
-(scopes ``token 7``, or regions that people number: ``pass 3``); otherwise nothing tells it from a leak.
+(scopes ``token 7``, or regions that people number: ``pass 3``); otherwise nothing tells it from a leak. What an
+open session or backend keeps for later, within bounds of its own, is there by design.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from kit.core.scope import is_kept
 from kit.memory import stacks, store
 from kit.memory.events import BY_DESIGN, Recording, library_name
 from kit.memory.store import Records
@@ -74,8 +76,9 @@ class Leak:
 @dataclass
 class _Group:
     leaked: list[npt.NDArray[np.int64]]
-    keys: list[tuple[int, int, int, int]]
+    keys: list[tuple[int, int, int, int, int]]
     stack: int
+    kept: bool
 
 
 def find_leaks(
@@ -90,9 +93,15 @@ def find_leaks(
 
 
 def _columns(recording: Recording) -> npt.NDArray[np.int64]:
-    """What makes a call site, as numbers: stack, kind, buffer type, library."""
+    """What makes a call site, as numbers: stack, kind, buffer type, library, and whether it is for keeping."""
     r = recording.records
-    return np.stack([r[name].astype(np.int64) for name in ("stack", "kind", "type", "copy")], axis=1)
+    columns = [r[name].astype(np.int64) for name in ("stack", "kind", "type", "copy")]
+    return np.stack([*columns, _kept(r)], axis=1)
+
+
+def _kept(records: Records) -> npt.NDArray[np.int64]:
+    scopes, inverse = np.unique(records["scope"], return_inverse=True)
+    return np.array([is_kept(int(number)) for number in scopes], np.int64)[inverse.ravel()]
 
 
 def _grouped(recording: Recording, live: npt.NDArray[np.int64]) -> dict[tuple[object, ...], _Group]:
@@ -102,13 +111,13 @@ def _grouped(recording: Recording, live: npt.NDArray[np.int64]) -> dict[tuple[ob
     parts = np.split(live[order], np.cumsum(np.bincount(inverse.ravel()))[:-1])
     groups: dict[tuple[object, ...], _Group] = {}
     for site, indices in zip(sites, parts, strict=True):
-        stack, kind, type_, copy = map(int, site)
+        stack, kind, type_, copy, kept = map(int, site)
         record = recording.records[indices[0]]
         frames = stacks.user_frames(stack)
-        key = (str(frames[0]) if frames else "", kind, type_, copy, recording.purpose(record))
-        group = groups.setdefault(key, _Group([], [], stack))
+        key = (str(frames[0]) if frames else "", kind, type_, copy, kept, recording.purpose(record))
+        group = groups.setdefault(key, _Group([], [], stack, bool(kept)))
         group.leaked.append(indices)
-        group.keys.append((stack, kind, type_, copy))
+        group.keys.append((stack, kind, type_, copy, kept))
     return groups
 
 
@@ -124,7 +133,7 @@ def _leak(recording: Recording, group: _Group, by_design: Sequence[str], kv_byte
     if slope is None and n_scopes >= FEW:
         verdict, passes = "static", n_scopes
     meant = any(fnmatch.fnmatch(text, pattern) for pattern in by_design for text in (owner, *names))
-    if meant or int(first["usage"]) == BY_DESIGN:
+    if meant or int(first["usage"]) == BY_DESIGN or group.kept:
         verdict = "by design"
     frames = stacks.user_frames(group.stack)
     end_ns = int(recording.records["time_ns"][-1])
@@ -159,14 +168,16 @@ def _passes_after_the_only_one(recording: Recording, leaked: Records) -> int:
 
 
 def _growth(
-    recording: Recording, keys: Sequence[tuple[int, int, int, int]], leaked: npt.NDArray[np.int64]
+    recording: Recording, keys: Sequence[tuple[int, int, int, int, int]], leaked: npt.NDArray[np.int64]
 ) -> tuple[float | None, float | None, int, bool]:
     """Fit the bytes left by each visit; return slope, R², visits, and whether the last half of them left any."""
     r = recording.records
     visits = r["action"] == store.ALLOC
     same = np.zeros(len(r), bool)
-    for stack, kind, type_, copy in keys:
-        same |= (r["stack"] == stack) & (r["kind"] == kind) & (r["type"] == type_) & (r["copy"] == copy)
+    kept = _kept(r)
+    for stack, kind, type_, copy, keeps in keys:
+        site = (r["stack"] == stack) & (r["kind"] == kind) & (r["type"] == type_) & (r["copy"] == copy)
+        same |= site & (kept == keeps)
     at = np.flatnonzero(visits & same)
     left = np.zeros(len(r), np.int64)
     left[leaked] = np.maximum(r["size"][leaked], 1)
@@ -179,7 +190,8 @@ def _growth(
     error = float(((bytes_left - (slope * x + offset)) ** 2).sum())
     fit = 1.0 - error / spread if spread > 0 else 0.0
     late = bool(left[at[len(at) // 2 :]].any())
-    return float(slope), fit, len(at), late
+    nothing = not r["size"][leaked].any()  # a scheduler without a buffer yet: there, and of no bytes
+    return 0.0 if nothing else float(slope), fit, len(at), late
 
 
 def _verdict(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kit.core import ledger
 from kit.core.ledger import Resource
-from kit.memory.tables import html_table, text_table
+from kit.tables import html_table, text_table
 from kit.units import bytes_text
 
 _LEFT = (0, 2, 3, 4, 5, 6)  # all but the bytes

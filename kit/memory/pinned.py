@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from typing import Self
 
 from kit.core.buffer import Buffer
+from kit.core.interrupts import Uninterrupted, uninterrupted
 from kit.core.native import ffi, lib
 from kit.errors import ArgumentError, ClosedError, OutOfMemory
 from kit.log import log
 from kit.memory.cost_records import Copy
 from kit.memory.cost_ways import BufferWay, PagesWay, Way, host_type, reads_in_place
 from kit.memory.costs import measure_copy
-from kit.memory.interrupts import HeldInterrupts
 from kit.memory.pages import HostPages, Pages
 from kit.units import bytes_text, time_text
 
@@ -68,7 +68,7 @@ def pinned_pays(device: str = "CPU.0", sizes: Sequence[int] = INPUT_SIZES, repea
         raise ArgumentError("no sizes to measure; give those of the inputs")
     host = host_type(device)
     pinned: Way = PagesWay("locked") if host is None else BufferWay("host buffer", device, host)
-    with HeldInterrupts() as held:
+    with uninterrupted as held:
         pairs = [
             (_copy(PagesWay("mmap"), device, n, repeats, held), _copy(pinned, device, n, repeats, held)) for n in sizes
         ]
@@ -277,7 +277,7 @@ class Slices:
         self._free = joined
 
 
-def _copy(way: Way, device: str, nbytes: int, repeats: int, interrupts: HeldInterrupts) -> Copy:
+def _copy(way: Way, device: str, nbytes: int, repeats: int, interrupts: Uninterrupted) -> Copy:
     copy = measure_copy(way, device, nbytes, repeats, interrupts)
     if copy is None:
         raise ArgumentError(f"{way.asked} of {device} is not memory the CPU can write inputs to")

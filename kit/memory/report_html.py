@@ -6,7 +6,7 @@ import html
 from typing import TYPE_CHECKING
 
 from kit.memory.flame import flame_html, flame_tree
-from kit.memory.tables import Html, html_table, png_tag
+from kit.tables import Html, html_table, png_tag
 from kit.units import bytes_text, time_text
 
 if TYPE_CHECKING:

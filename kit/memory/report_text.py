@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kit.memory.tables import text_table
+from kit.tables import text_table
 from kit.units import bytes_text, time_text
 
 if TYPE_CHECKING:

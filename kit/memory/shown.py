@@ -6,7 +6,7 @@ import json
 from abc import abstractmethod
 from typing import Any
 
-from kit.memory.tables import html_page
+from kit.tables import html_page
 
 
 class Shown:

@@ -37,6 +37,7 @@ class KVCache:
         value_shape = (kv, dim, self.n_cells) if permuted else (self.n_cells, kv * dim)
         self.k = [context.tensor((self.n_cells, kv * dim), "f16", f"cache.k.{i}") for i in range(config.n_layer)]
         self.v = [context.tensor(value_shape, "f16", f"cache.v.{i}") for i in range(config.n_layer)]
+        self._flat_v = [v.reshape((v.size, 1)) for v in self.v] if permuted else []  # here: made once, not per pass
         context.allocate()
         for buffer in context.buffers:
             buffer.clear()  # padding is read under a mask, and a NaN there would get through
@@ -68,8 +69,7 @@ class KVCache:
         keys = ops.set_rows(self.k[layer], k, cells)
         if value_cells is None:
             return keys, ops.set_rows(self.v[layer], v, cells)
-        flat = self.v[layer].reshape((self.v[layer].size, 1))
-        written = ops.set_rows(flat, v.reshape((v.size, 1)), value_cells)
+        written = ops.set_rows(self._flat_v[layer], v.reshape((v.size, 1)), value_cells)
         return keys, written.reshape(self.v[layer].shape)
 
     def value_cells(self, first: int, n_tokens: int) -> npt.NDArray[np.int64]:

@@ -15,7 +15,7 @@ from kit.core.backend import Backend
 from kit.core.compute import turn
 from kit.core.gguf import GGUFFile
 from kit.core.interrupts import uninterrupted
-from kit.core.scope import scope
+from kit.core.scope import keeping, scope
 from kit.errors import ArgumentError, ClosedError, GGUFError, UnsupportedModel
 from kit.models.config import LlamaConfig
 from kit.models.layout import check_tensors
@@ -99,7 +99,7 @@ class Model:
     def lens_logits(self, residual: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """Return the logits (rows, n_vocab) of ``residual`` through the model's own norm and output."""
         self._require_open()
-        with turn(), uninterrupted:
+        with turn(), uninterrupted, keeping("lens"):
             if self._lens is None:
                 self._lens = Lens(self.backend, self.config, self.weights)
         return self._lens.logits(residual)

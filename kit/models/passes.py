@@ -14,6 +14,7 @@ from kit.core.buffer import Buffer
 from kit.core.context import Context
 from kit.core.graph import Graph
 from kit.core.native import ffi
+from kit.core.scope import keeping
 from kit.core.tensor import Tensor
 from kit.models.attention import Kind
 from kit.models.cache import KVCache
@@ -110,7 +111,8 @@ class PassBuilder:
         if key in self._built:
             self._built.move_to_end(key)
             return self._built[key]
-        built = self.build(key)
+        with keeping("built passes"):
+            built = self.build(key)
         self._built[key] = built
         while len(self._built) > MAX_BUILT:
             self._built.popitem(last=False)[1].close()

@@ -82,7 +82,7 @@ class Session:
         kv_nbytes = 4 * model.config.n_layer * model.config.n_embd_kv * self.n_ctx
         if kv_nbytes > 1 << 60:
             raise OutOfMemory(f"a cache of n_ctx={self.n_ctx} needs {bytes_text(kv_nbytes)}", nbytes=kv_nbytes)
-        context = Context(model.backend, name="kv cache", slots=2 * model.config.n_layer)
+        context = Context(model.backend, name="kv cache", slots=3 * model.config.n_layer)
         self._parts.callback(context.close)
         place = context.for_device(model.backend.devices[-1], purpose="kv cache")
         self.cache = KVCache(place, model.config, self.n_ctx, self.attention.permuted_cache)

@@ -43,6 +43,8 @@ def find_model(name_or_path: str | os.PathLike[str], *, fetch: bool = True) -> P
 
     Raises ModelNotFound, with what was searched and names that are near; FetchError.
     """
+    if not isinstance(name_or_path, (str, os.PathLike)):
+        raise ArgumentError(f"a model is named by a path or a name such as 'smollm2-135m', not by {name_or_path!r}")
     name = os.fspath(name_or_path)
     if not name:
         raise ArgumentError("the model's name is empty, expected a path or a name such as 'smollm2-135m'")

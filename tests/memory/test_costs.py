@@ -15,11 +15,11 @@ import time
 import pytest
 
 import kit
+from kit.core.interrupts import uninterrupted
 from kit.core.native import lib
 from kit.memory import Cost, Costs
 from kit.memory.cost_ways import BufferWay, PagesWay
 from kit.memory.costs import measure
-from kit.memory.interrupts import HeldInterrupts
 from kit.memory.pages import WAYS, Pages
 
 SIZES = (4096, 1 << 20, 1 << 26)
@@ -158,7 +158,7 @@ def test_an_interrupt_waits_for_the_next_look_and_is_never_lost() -> None:
     handler, reached = signal.getsignal(signal.SIGINT), []
 
     def interrupted() -> None:
-        with HeldInterrupts() as held:
+        with uninterrupted as held:
             signal.raise_signal(signal.SIGINT)
             reached.append("the look")
             held.check()
@@ -167,7 +167,7 @@ def test_an_interrupt_waits_for_the_next_look_and_is_never_lost() -> None:
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert reached == ["the look"]
-    with pytest.raises(KeyboardInterrupt), HeldInterrupts():
+    with pytest.raises(KeyboardInterrupt), uninterrupted:
         signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is handler
 

@@ -277,3 +277,32 @@ def test_a_model_session_by_purpose_scope_and_owner(demo_model_path: pathlib.Pat
     scopes = {event.scope for event in report.events}
     assert {"load", "session open", "prefill"} <= scopes
     assert any(scope.startswith("token ") for scope in scopes)
+
+
+def test_what_an_open_session_keeps_is_by_design_and_what_is_kept_beside_it_is_not(
+    demo_model_path: pathlib.Path,
+) -> None:
+    held = []
+    with kit.load(demo_model_path, n_threads=1, progress=False) as model, model.session(n_ctx=256) as session:
+        with kit.Tracker() as mem:
+            for n in (3, 5, 7):
+                session.run(list(range(100, 100 + n)))
+                context = kit.Context(model.backend, name="mine")
+                context.tensor((8,), name="left").set(0)
+                held.append(context)
+        report = mem.report()
+        assert {leak.owner for leak in report.leaks} == {"mine"}
+        assert any("pass of 3 tokens" in leak.owner for leak in report.by_design)
+        for context in held:
+            context.close()
+
+
+def test_sessions_that_are_never_closed_grow(demo_model_path: pathlib.Path) -> None:
+    with kit.load(demo_model_path, n_threads=1, progress=False) as model:
+        sessions = []
+        with kit.Tracker() as mem:
+            for _ in range(6):
+                sessions.append(model.session(n_ctx=256))
+                sessions[-1].run("Hello")
+        growing = {leak.purpose for leak in mem.report().leaks if leak.verdict == "growth"}
+        assert {"kv cache", "inputs"} <= growing

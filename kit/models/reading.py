@@ -22,6 +22,7 @@ from io import FileIO
 from tqdm.auto import tqdm
 
 from kit.core.gguf import GGUFPart
+from kit.core.interrupts import uninterrupted
 from kit.core.native import ffi
 from kit.errors import GGUFError, GGUFNotFound, GGUFReadError
 from kit.models.failures import Failures
@@ -79,18 +80,30 @@ def read_all(work: list[Chunk], n_readers: int, *, title: str, progress: bool) -
     parts = shares(work, n_readers)
     gate, failures = _Gate(), Failures()
     total = sum(chunk.nbytes for chunk in work)
-    with (
-        ThreadPoolExecutor(len(parts) or 1, thread_name_prefix="kit-read") as pool,
-        tqdm(total=total, unit="B", unit_scale=True, desc=title, disable=not progress) as bar,
-    ):
-        lock = threading.Lock()
+    with uninterrupted:  # tqdm's one lock of the process would stay taken
+        bar = tqdm(total=total, unit="B", unit_scale=True, desc=title, disable=not progress)
+    try:
+        readers = _run_readers(parts, bar.update, gate, failures)
+    finally:
+        with uninterrupted:
+            bar.close()
+    failures.raise_first()
+    return ReadTrace(tuple(ReaderTrace(reader.number, tuple(reader.reads)) for reader in readers))
 
-        def advance(nbytes: int) -> None:
-            with lock:
-                bar.update(nbytes)
 
-        origin_ns = time.perf_counter_ns()
-        readers = [_Reader(i, share, gate, failures, advance, origin_ns) for i, share in enumerate(parts, 1)]
+def _run_readers(
+    parts: list[list[Chunk]], update: Callable[[int], object], gate: _Gate, failures: Failures
+) -> list[_Reader]:
+    """Let a reader go through each part; when this ends, however it does, none of them writes any more."""
+    lock = threading.Lock()
+
+    def advance(nbytes: int) -> None:
+        with lock:
+            update(nbytes)
+
+    origin_ns = time.perf_counter_ns()
+    readers = [_Reader(i, share, gate, failures, advance, origin_ns) for i, share in enumerate(parts, 1)]
+    with ThreadPoolExecutor(len(parts) or 1, thread_name_prefix="kit-read") as pool:
         try:
             pending = {pool.submit(reader.run) for reader in readers}
             while pending:
@@ -100,8 +113,7 @@ def read_all(work: list[Chunk], n_readers: int, *, title: str, progress: bool) -
             raise
         finally:
             gate.shut()
-    failures.raise_first()
-    return ReadTrace(tuple(ReaderTrace(reader.number, tuple(reader.reads)) for reader in readers))
+    return readers
 
 
 class _Reader:

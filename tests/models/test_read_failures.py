@@ -128,10 +128,7 @@ def test_a_progress_bar_that_fails_is_no_silent_end_of_the_reading(split, backen
         def __init__(self, **options: object) -> None:
             pass
 
-        def __enter__(self) -> Broken:
-            return self
-
-        def __exit__(self, *exc: object) -> None:
+        def close(self) -> None:
             pass
 
         def update(self, nbytes: int) -> None:

@@ -105,6 +105,28 @@ def test_gguf_lists_every_tensor_when_asked(tiny_file: pathlib.Path) -> None:
     assert "blk.1.attn_q.weight" in output
 
 
+def test_gguf_shows_the_parts_of_a_split_file_from_any_of_them(tmp_path: pathlib.Path) -> None:
+    import gguf
+    import numpy as np
+
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama", split_max_tensors=2)
+    for i in range(3):
+        writer.add_tensor(f"blk.{i}.w", np.zeros(32, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    second = tmp_path / "m-00002-of-00002.gguf"
+    output = invoke("gguf", second).output
+    assert re.search(r"1 +m-00001-of-00002\.gguf +2 ", output)
+    assert re.search(r"2 +m-00002-of-00002\.gguf +1 ", output)
+    assert re.search(r"blk\.\*\.w +x 3 .* parts 1 to 2", output)
+    data = json.loads(invoke("gguf", second, "--json").output)
+    assert [tensor["part"] for tensor in data["tensors"]] == [1, 1, 2]
+    assert [part["n_tensors"] for part in data["parts"]] == [2, 1]
+    assert re.search(r"blk\.2\.w .* 2$", invoke("gguf", second, "--tensors").output, re.MULTILINE)
+
+
 def test_gguf_as_json_says_what_the_file_says(tiny_file: pathlib.Path) -> None:
     data = json.loads(invoke("gguf", tiny_file, "--json").output)
     file = kit.GGUFFile(tiny_file)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import threading
 import time
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from io import FileIO
 from tqdm.auto import tqdm
 
 from kit.core.gguf import GGUFPart
+from kit.core.interrupts import uninterrupted
 from kit.core.native import ffi
 from kit.errors import GGUFError, GGUFNotFound, GGUFReadError
 from kit.models.failures import Failures
@@ -78,18 +80,30 @@ def read_all(work: list[Chunk], n_readers: int, *, title: str, progress: bool) -
     parts = shares(work, n_readers)
     gate, failures = _Gate(), Failures()
     total = sum(chunk.nbytes for chunk in work)
-    with (
-        ThreadPoolExecutor(len(parts) or 1, thread_name_prefix="kit-read") as pool,
-        tqdm(total=total, unit="B", unit_scale=True, desc=title, disable=not progress) as bar,
-    ):
-        lock = threading.Lock()
+    with uninterrupted:  # tqdm's one lock of the process would stay taken
+        bar = tqdm(total=total, unit="B", unit_scale=True, desc=title, disable=not progress)
+    try:
+        readers = _run_readers(parts, bar.update, gate, failures)
+    finally:
+        with uninterrupted:
+            bar.close()
+    failures.raise_first()
+    return ReadTrace(tuple(ReaderTrace(reader.number, tuple(reader.reads)) for reader in readers))
 
-        def advance(nbytes: int) -> None:
-            with lock:
-                bar.update(nbytes)
 
-        origin_ns = time.perf_counter_ns()
-        readers = [_Reader(i, share, gate, failures, advance, origin_ns) for i, share in enumerate(parts, 1)]
+def _run_readers(
+    parts: list[list[Chunk]], update: Callable[[int], object], gate: _Gate, failures: Failures
+) -> list[_Reader]:
+    """Let a reader go through each part; when this ends, however it does, none of them writes any more."""
+    lock = threading.Lock()
+
+    def advance(nbytes: int) -> None:
+        with lock:
+            update(nbytes)
+
+    origin_ns = time.perf_counter_ns()
+    readers = [_Reader(i, share, gate, failures, advance, origin_ns) for i, share in enumerate(parts, 1)]
+    with ThreadPoolExecutor(len(parts) or 1, thread_name_prefix="kit-read") as pool:
         try:
             pending = {pool.submit(reader.run) for reader in readers}
             while pending:
@@ -99,8 +113,7 @@ def read_all(work: list[Chunk], n_readers: int, *, title: str, progress: bool) -
             raise
         finally:
             gate.shut()
-    failures.raise_first()
-    return ReadTrace(tuple(ReaderTrace(reader.number, tuple(reader.reads)) for reader in readers))
+    return readers
 
 
 class _Reader:
@@ -129,13 +142,12 @@ class _Reader:
                     return
                 try:
                     self._read(chunk)
-                except BaseException as error:  # whatever it is, it must not be lost with the thread
-                    self._failures.add(self.number, error)
-                    self._gate.close()
-                    return
                 finally:
                     self._gate.leave()
                 self._advance(chunk.nbytes)
+        except BaseException as error:  # whatever it is, it must not be lost with the thread
+            self._failures.add(self.number, error)
+            self._gate.close()
         finally:
             self._close()
 
@@ -163,7 +175,7 @@ def open_part(part: GGUFPart, for_chunk: Chunk | None = None) -> FileIO:
         GGUFNotFound: it has gone. GGUFError: the system refuses, or it is not the file whose header was read.
     """
     try:
-        file = open(part.path, "rb", buffering=0)  # noqa: SIM115 - the caller closes it
+        file = open(part.path, "rb", buffering=0, opener=_open_at_once)  # noqa: SIM115 - the caller closes it
     except FileNotFoundError as error:
         raise GGUFNotFound(f"{part.path}: the file has gone since its header was read") from error
     except OSError as error:
@@ -174,14 +186,18 @@ def open_part(part: GGUFPart, for_chunk: Chunk | None = None) -> FileIO:
         raise _refused(part, error, message, tensor=tensor, offset=offset) from error
     try:
         facts = os.fstat(file.fileno())
-        if (facts.st_dev, facts.st_ino) != part.identity[:2]:
+        if (facts.st_dev, facts.st_ino) != part.identity[:2] or not stat.S_ISREG(facts.st_mode):
             raise GGUFError(f"{part.path}: another file lies there than the one whose header was read; load it again")
-        if facts.st_size == part.nbytes and facts.st_mtime_ns != part.identity[3]:
+        if facts.st_size >= part.nbytes and facts.st_mtime_ns != part.identity[3]:
             raise GGUFError(f"{part.path}: the file was written to since its header was read; load it again")
     except BaseException:
         file.close()
         raise
     return file
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # a pipe that took the file's place must not hold us up
 
 
 def read_chunk(descriptor: int, chunk: Chunk) -> None:

@@ -17,7 +17,7 @@ import json
 import os
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from benchmarks import files
@@ -73,7 +73,10 @@ def run(rounds: int, scale: float) -> list[Figure]:
             torch = None
             lines.append(Figure("beside transformers", 0, note=f"not measured: {error}"))
         for type_name in files.TYPES:
-            lines += by_type(bench, probe, torch, type_name, n_most, work)
+            try:
+                lines += by_type(bench, probe, torch, type_name, n_most, work)
+            except PeerMissing as error:
+                lines.append(Figure(f"{type_name} beside llama.cpp", 0, note=f"not measured: {error}"))
     return lines
 
 
@@ -102,34 +105,44 @@ def by_type(
     """One type: every setting of ours, llama-bench's fastest two, transformers in float32."""
     path = files.model_file(type_name)
     fast = fastest_options(bench, path, n_threads, work)
+    peers = {"prefill": [str(options) for options in fast], "decode": []}
     with _ours(path, n_threads, (True, False)) as ours:
         candidates = _candidates(ours, work) | _probes(probe, n_threads)
         for options in fast:
             candidates[f"prefill {options}"] = _bench(bench, path, options, "prefill", work)
-        candidates[f"decode {fast[0]}"] = _bench(bench, path, fast[0], "decode", work)
+        for options in (Options(n_threads, True), Options(n_threads, False)):
+            peers["decode"].append(str(options))
+            candidates[f"decode {options}"] = _bench(bench, path, options, "decode", work)
         if torch:
             candidates |= _transformers(torch, work, with_decode=type_name == "Q4_1")
         times = samples(candidates, work.rounds)
-    table = Comparison(path, times, work)
-    keys = {key: setting for setting in OURS for key in (_key(setting, True), _key(setting, False))}
-    peers = [str(options) for options in fast]
-    best_peer = table.fastest("prefill", peers)
-    lines = [
-        table.figure(f"{type_name} decode {work.n_decode}", "decode", table.fastest("decode", keys), peers[0], FASTER)
-    ]
-    for plain in sorted({setting.plain for setting in OURS}, reverse=True):
-        ours_best = table.fastest("prefill", [key for key, setting in keys.items() if setting.plain is plain])
-        what = "no build, no copy" if plain else "fastest"
-        title = f"{type_name} prefill {work.n_prefill}, {what}"
-        lines.append(table.figure(title, "prefill", ours_best, best_peer, AS_FAST if plain else FASTER))
-    everyone = [*peers, "transformers"] if torch else peers
-    title = f"{type_name} prefill {work.n_prefill}, our fastest against the fastest"
+    return _type_figures(Comparison(path, times, work), type_name, peers, work)
+
+
+def _type_figures(table: Comparison, type_name: str, peers: dict[str, list[str]], work: Work) -> list[Figure]:
+    """The fastest of ours beside the fastest of theirs; where nothing is built or copied less is promised."""
+    keys = {_key(setting, flash): setting for setting, flash in itertools.product(OURS, (True, False))}
+    decode, prefill = f"{type_name} decode {work.n_decode}", f"{type_name} prefill {work.n_prefill}"
+    our_decode = table.fastest("decode", keys)
+    lines = [table.figure(decode, "decode", our_decode, table.fastest("decode", peers["decode"]), FASTER)]
+    best_peer = table.fastest("prefill", peers["prefill"])
+    for plain, bound in ((True, AS_FAST), (False, FASTER)):
+        of_kind = [key for key, setting in keys.items() if setting.plain is plain]
+        if of_kind:
+            title = f"{prefill}, {'no build, no copy' if plain else 'with a build or a copy'}"
+            lines.append(table.figure(title, "prefill", table.fastest("prefill", of_kind), best_peer, bound))
+    everyone = peers["prefill"] + [name for name in ("transformers",) if table.has(f"prefill {name}")]
     lines.append(
-        table.figure(title, "prefill", table.fastest("prefill", keys), table.fastest("prefill", everyone), FASTER)
+        table.figure(
+            f"{prefill}, our fastest against the fastest",
+            "prefill",
+            table.fastest("prefill", keys),
+            table.fastest("prefill", everyone),
+            FASTER,
+        )
     )
-    if torch and type_name == "Q4_1":
-        best = table.fastest("decode", keys)
-        lines.append(table.figure("decode in float32", "decode", best, "transformers", DECODE_AGAINST_FLOAT32))
+    if table.has("decode transformers"):
+        lines.append(table.figure(decode, "decode", our_decode, "transformers", DECODE_AGAINST_FLOAT32))
     return lines
 
 
@@ -159,11 +172,15 @@ class Comparison:
         self._times = times
         self._work = work
 
+    def has(self, name: str) -> bool:
+        """Whether the candidate took part."""
+        return name in self._times
+
     def median_s(self, name: str) -> float:
         """Median time of a candidate."""
         return statistics.median(self._times[name])
 
-    def fastest(self, kind: str, names: Iterator[str] | list[str] | dict[str, Setting]) -> str:
+    def fastest(self, kind: str, names: Iterable[str]) -> str:
         """Whose median is the smallest."""
         return min(names, key=lambda name: self.median_s(f"{kind} {name}"))
 

@@ -123,17 +123,20 @@ def _their_command(
     ]
 
 
-def _memory(path: Path, program: Path, n_threads: int) -> list[Figure]:
-    n_ctx, n_prompt, n_decode = LONG["n_ctx"], LONG["n_prompt"], LONG["n_decode"]
+def _our_long_command(path: Path, setting: Setting, n_threads: int, n_prompt: int, n_decode: int) -> list[str]:
     with kit.GGUFFile(path) as file:
         (token,) = kit.Tokenizer.from_gguf(file).encode(_WORD)
-    prompt = _WORD * n_prompt
-    theirs = peak_memory(_their_command(program, path, n_threads, n_ctx, prompt, n_decode, []))
+    load = json.dumps({"n_threads": n_threads} | setting.load)
+    session = json.dumps({"n_ctx": LONG["n_ctx"]} | setting.session)
+    return [sys.executable, "-c", _LONG, str(path), str([int(token)] * n_prompt), str(n_decode), load, session]
+
+
+def _memory(path: Path, program: Path, n_threads: int) -> list[Figure]:
+    n_ctx, n_prompt, n_decode = LONG["n_ctx"], LONG["n_prompt"], LONG["n_decode"]
+    theirs = peak_memory(_their_command(program, path, n_threads, n_ctx, _WORD * n_prompt, n_decode, []))
     lines = []
     for setting in OURS:
-        load = json.dumps({"n_threads": n_threads} | setting.load)
-        session = json.dumps({"n_ctx": n_ctx} | setting.session)
-        command = [sys.executable, "-c", _LONG, str(path), str([int(token)] * n_prompt), str(n_decode), load, session]
+        command = _our_long_command(path, setting, n_threads, n_prompt, n_decode)
         lines += _peaks(setting.name, peak_memory(command, setting.env), theirs)
     return lines
 

@@ -15,6 +15,7 @@ import platformdirs
 from filelock import FileLock
 
 _TAIL_CHARACTERS = 2000
+_NICE = 10
 
 
 class PeerMissing(RuntimeError):
@@ -83,7 +84,7 @@ def run(*command: object, env: Mapping[str, str] | None = None) -> str:
 
 
 def _gently() -> None:
-    os.nice(10)
+    os.setpriority(os.PRIO_PROCESS, 0, max(_NICE, os.getpriority(os.PRIO_PROCESS, 0)))
 
 
 def environment(name: str, *requirements: str, check: str = "pass") -> Path:

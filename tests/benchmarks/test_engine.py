@@ -7,6 +7,7 @@ import pytest
 from benchmarks import engine, machine
 from benchmarks.engine import Comparison, Work
 from benchmarks.measure import samples
+from benchmarks.settings import Setting
 
 
 @pytest.fixture
@@ -62,3 +63,19 @@ def test_the_probe_counts_what_it_does(tmp_path: pathlib.Path, monkeypatch: pyte
     probe = machine.Probe()
     assert probe.read_bytes_per_s(1) > 1e6
     assert probe.multiply_adds_per_s(2) > 1e5
+
+
+def test_more_is_asked_where_something_was_built(table: Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "OURS", (Setting("default"), Setting("built", plain=False)))
+    speeds = {"default, flash": 2.0, "default, no flash": 2.4, "built, flash": 1.5, "built, no flash": 1.1}
+    times = {f"{kind} {key}": [s] for kind in ("decode", "prefill") for key, s in speeds.items()}
+    times |= {"prefill peer": [2.0], "decode peer": [1.2], "prefill transformers": [1.0], "decode transformers": [9.0]}
+    table = Comparison(pathlib.Path("model.gguf"), times | {"memory": [0.1], "arithmetic": [0.1]}, Work(1, 128, 512))
+    figures = engine._type_figures(table, "Q4_1", {"prefill": ["peer"], "decode": ["peer"]}, Work(1, 128, 512))
+    assert [(figure.name, figure.ours_s, figure.peer, figure.met) for figure in figures] == [
+        ("Q4_1 decode 128", 1.1, "peer", True),
+        ("Q4_1 prefill 512, no build, no copy", 2.0, "peer", True),
+        ("Q4_1 prefill 512, with a build or a copy", 1.1, "peer", True),
+        ("Q4_1 prefill 512, our fastest against the fastest", 1.1, "transformers", False),
+        ("Q4_1 decode 128", 1.1, "transformers", True),
+    ]

@@ -65,7 +65,7 @@ class LlamaPass:
         x = self.norm(x, "output_norm.weight")
         self.mark("norm", x)  # (n_out, n_embd)
         output = "output.weight" if "output.weight" in self.weights else "token_embd.weight"
-        logits = ops.mul_mat(self.weights[output], x)
+        logits = self.product(output.removesuffix(".weight"), x)
         self.mark("logits", logits)  # (n_out, n_vocab)
         return logits
 
@@ -132,9 +132,20 @@ class LlamaPass:
 
     def project(self, name: str, h: Tensor) -> Tensor:
         """Return ``h`` through the weight called ``name``, and its bias where the file has one."""
-        out = ops.mul_mat(self.weights[name + ".weight"], h)
+        out = self.product(name, h)
         bias = self.weights.get(name + ".bias")
         return out if bias is None else ops.add(out, bias)
+
+    def product(self, name: str, h: Tensor) -> Tensor:
+        """Return ``h`` through the matrix called ``name``; a split one (`copies.split_q4_0`) is the sum of two."""
+        out = ops.mul_mat(self.weights[name + ".weight"], h)
+        offsets = self.weights.get(name + ".offsets")
+        if offsets is None:
+            return out
+        rows, columns = h.shape
+        sums = ops.sum_rows(h.reshape((rows, columns // 32, 32))).reshape((rows, columns // 32))
+        missing = offsets.shape[-1] - columns // 32
+        return ops.add(out, ops.mul_mat(offsets, ops.pad(sums, (0, missing)) if missing else sums))
 
     def heads(self, h: Tensor, n: int) -> Tensor:
         """Return (tokens, n * head_dim) as (tokens, n, head_dim)."""

@@ -49,7 +49,13 @@ class BuiltPass:
     """A graph, its stages, and numpy views straight into the memory of its inputs."""
 
     def __init__(
-        self, key: PassKey, context: Context, stages: Sequence[Stage], logits: Tensor, inputs: PassInputs
+        self,
+        key: PassKey,
+        context: Context,
+        stages: Sequence[Stage],
+        logits: Tensor,
+        inputs: PassInputs,
+        weights: Prepared,
     ) -> None:
         self.key = key
         self.context = context
@@ -58,11 +64,13 @@ class BuiltPass:
         self.graph = Graph(context.backend, [stage.tensor for stage in stages], keep_outputs=False)
         self.graph.batch = key.n_tokens >= PREFILL_TOKENS
         self._inputs = inputs
+        self._weights = weights
         self._memory: dict[str, npt.NDArray[np.generic]] = {}
 
     def fill(self, batch: Batch, cache: KVCache) -> None:
         """Write the inputs of ``batch``; causal within it, all earlier tokens visible."""
         n, first = len(batch.tokens), batch.first
+        self._weights.fill_for(n)
         self._view("tokens")[:] = batch.tokens
         self._view("positions")[:] = np.arange(first, first + n)
         self._view("cells")[:] = np.arange(first, first + n)
@@ -123,10 +131,10 @@ class PassBuilder:
         try:
             inputs = self._declare(context, key, apart)
             n_seen = key.n_seen or None
-            weights = self.weights.weights_for(key.n_tokens)
+            weights = self.weights.weights_for(key.n_tokens, key.n_out)
             llama = LlamaPass(self.config, weights, self.cache, inputs, key.kind, key.n_kv, n_seen)
             logits = llama.build()
-            return BuiltPass(key, context, llama.stages, logits, inputs)
+            return BuiltPass(key, context, llama.stages, logits, inputs, self.weights)
         except BaseException:
             context.close()
             raise

@@ -7,9 +7,9 @@ for passes over many tokens. What would go over the memory budget stays as it is
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import reduce
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from kit.core.copies import adjacent, on_host
@@ -20,7 +20,7 @@ from kit.core.tensor import Tensor
 from kit.errors import ArgumentError
 from kit.units import bytes_text
 
-Way = Literal["file", "in place", "joined", "repacked", "float16 copy"]
+Way = Literal["file", "in place", "joined", "repacked", "float16 copy", "split copy", "offsets"]
 
 #: joined name -> what its rows are made of, in this order
 JOINS = {
@@ -28,6 +28,7 @@ JOINS = {
     "ffn_gate_up": ("ffn_gate", "ffn_up"),
     "ffn_gate_up_exps": ("ffn_gate_exps", "ffn_up_exps"),
 }
+_MANY = "for passes over many tokens"
 _MATRICES = ("attn_output", "ffn_down", "ffn_down_exps")
 
 
@@ -43,7 +44,7 @@ class Prepare:
 
     join: bool | Literal["auto"] = "auto"
     repack: bool | Literal["auto"] = "auto"
-    prefill_copy: Literal["auto", "f16", False] = "auto"
+    prefill_copy: Literal["auto", "f16", "split", False] = "auto"
     memory_budget: int | None = None
 
     @classmethod
@@ -65,8 +66,8 @@ class Prepare:
     def _check(self) -> None:
         if self.join not in (True, False, "auto") or self.repack not in (True, False, "auto"):
             raise ArgumentError(f"join is {self.join!r} and repack {self.repack!r}; give True, False or 'auto'")
-        if self.prefill_copy not in ("auto", "f16", False):
-            raise ArgumentError(f"prefill_copy is {self.prefill_copy!r}; give 'auto', 'f16' or False")
+        if self.prefill_copy not in ("auto", "f16", "split", False):
+            raise ArgumentError(f"prefill_copy is {self.prefill_copy!r}; give 'auto', 'f16', 'split' or False")
         budget = self.memory_budget
         if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int) or budget < 0):
             raise ArgumentError(f"memory_budget is {budget!r}; give bytes, 0 or more")
@@ -112,8 +113,8 @@ def plan_preparation(weights: Mapping[str, Tensor], wanted: Prepare, mapped: boo
     groups = list(_groups(weights, wanted))
     parts = [part for name, sources in groups for part in _decide(weights, name, sources, wanted, mapped, left)]
     fast = llamafile()
-    copies = [_copy(weights, part, wanted, fast, left) for part in parts]
-    return Preparation(tuple(parts), tuple(c for c in copies if c is not None), budget)
+    copies = [copy for part in parts for copy in _copies(weights, part, wanted, fast, left)]
+    return Preparation(tuple(parts), tuple(copies), budget)
 
 
 def llamafile() -> bool:
@@ -206,20 +207,36 @@ def _way(
     return "file", left.refused(nbytes)
 
 
-def _copy(weights: Mapping[str, Tensor], part: Part, wanted: Prepare, fast: bool, left: _Left) -> Part | None:
-    """Return the float16 copy of ``part``, if it gets one."""
-    dtype: DType = dtype_of(part.dtype)
-    if wanted.prefill_copy is False or not dtype.quantized or len(part.shape) != 2 or part.way == "repacked":
-        return None
-    if wanted.prefill_copy == "auto" and not fast:
-        return None
-    if not all(on_host(weights[source]) for source in part.sources):
-        return None
-    nbytes = 2 * reduce(int.__mul__, part.shape)
-    if not left.take(nbytes):
-        return None
-    reason = "for passes over many tokens"
-    return Part(part.name, part.sources, "f16", part.shape, "float16 copy", reason, nbytes)
+def _copies(weights: Mapping[str, Tensor], part: Part, wanted: Prepare, fast: bool, left: _Left) -> list[Part]:
+    """Return the copy of ``part`` that passes over many tokens read; nothing where it gets none."""
+    dtype, choice = dtype_of(part.dtype), wanted.prefill_copy
+    on_hosts = all(on_host(weights[source]) for source in part.sources)
+    if not choice or not dtype.quantized or len(part.shape) != 2 or part.way == "repacked" or not on_hosts:
+        return []
+    if choice in ("auto", "split") and dtype.name == "q4_1" and repack_type(dtype_of("q4_0"), part.shape) is not None:
+        copies = _split(part)
+    elif choice == "f16" or (choice == "auto" and fast):
+        nbytes = 2 * math.prod(part.shape)
+        copies = [replace(part, dtype="f16", way="float16 copy", reason=_MANY, nbytes=nbytes)]
+    else:
+        return []
+    return copies if left.take(sum(copy.nbytes for copy in copies)) else []
+
+
+def _split(part: Part) -> list[Part]:
+    """Return a q4_1 matrix as one of q4_0, which has a kernel, and what is to be added for each block."""
+    rows, columns = part.shape
+    width = -(-columns // 1024) * 32  # a block's worth of blocks: ggml's float16 products run over 32 at a time
+    packed = replace(part, dtype="q4_0", way="split copy", reason=_MANY, nbytes=rows * columns // 32 * 18)
+    offsets = replace(
+        packed,
+        name=part.name.removesuffix("weight") + "offsets",
+        dtype="f16",
+        shape=(rows, width),
+        way="offsets",
+        nbytes=2 * rows * width,
+    )
+    return [packed, offsets]
 
 
 def _stacked(tensors: list[Tensor]) -> tuple[int, ...]:

@@ -20,7 +20,9 @@ from kit.core.tensor import Tensor
 from kit.errors import ArgumentError
 from kit.units import bytes_text
 
-Way = Literal["file", "in place", "joined", "repacked", "float16 copy", "split copy", "offsets"]
+Way = Literal[
+    "file", "in place", "joined", "repacked", "split", "offsets", "float16 copy", "split copy", "offsets copy"
+]
 
 #: joined name -> what its rows are made of, in this order
 JOINS = {
@@ -28,6 +30,7 @@ JOINS = {
     "ffn_gate_up": ("ffn_gate", "ffn_up"),
     "ffn_gate_up_exps": ("ffn_gate_exps", "ffn_up_exps"),
 }
+_FAST = ("repacked", "split", "offsets")
 _MANY = "for passes over many tokens"
 _MATRICES = ("attn_output", "ffn_down", "ffn_down_exps")
 
@@ -36,10 +39,11 @@ _MATRICES = ("attn_output", "ffn_down", "ffn_down_exps")
 class Prepare:
     """What `kit.load` makes of the weights.
 
-    ``join``: True joins all it can; "auto" only where that costs no second copy of weights that were read rather
-    than mapped. ``repack``: True wherever ggml has a kernel; "auto" likewise. ``prefill_copy``: "f16" for float16
-    copies whatever they cost; "auto" where this ggml multiplies them faster. ``memory_budget`` is the bytes all
-    of it may take beside the file; default: half of what is available.
+    ``join``: True joins all it can; "auto" only where the file is mapped, so that nothing is held twice.
+    ``repack``: "auto" where ggml has a kernel and the file is mapped; True also q4_1, which is split, and weights
+    that were read. ``prefill_copy``: what passes over many tokens read in place of weights without a kernel:
+    "split" for q4_1, "f16" for float16 copies whether or not they are faster here, "auto" for what is faster.
+    ``memory_budget`` is the bytes all of it may take beside the file; default: half of what is available.
     """
 
     join: bool | Literal["auto"] = "auto"
@@ -176,6 +180,8 @@ def _decide(
         return [Part(s, (s,), dtype.name, t.shape, way, reason, 0) for s, t in zip(sources, tensors, strict=True)]
     nbytes = sum(tensor.nbytes for tensor in tensors) if way in ("joined", "repacked") else 0
     parts = [Part(name, sources, dtype.name, shape, way, reason, nbytes)]
+    if way == "split":
+        parts = _split(parts[0], "")
     biases = [source.replace(".weight", ".bias") for source in sources]
     if len(sources) > 1 and biases[0] in weights:
         found = [weights[bias] for bias in biases]
@@ -196,6 +202,10 @@ def _way(
         if found and left.take(nbytes):
             return "repacked", f"ggml has a kernel for {dtype.name}"
         why = left.refused(nbytes) if found else f"no kernel for repacked {dtype.name} here"
+        if wanted.repack is True and _splits(dtype, shape) and all(map(on_host, tensors)):
+            if left.take(_split_nbytes(shape)):
+                return "split", "ggml has a kernel for q4_0, which is most of q4_1"
+            why = left.refused(_split_nbytes(shape))
     if len(tensors) == 1:
         return "file", why
     if adjacent(tensors) and len(shape) == 2:
@@ -211,10 +221,10 @@ def _copies(weights: Mapping[str, Tensor], part: Part, wanted: Prepare, fast: bo
     """Return the copy of ``part`` that passes over many tokens read; nothing where it gets none."""
     dtype, choice = dtype_of(part.dtype), wanted.prefill_copy
     on_hosts = all(on_host(weights[source]) for source in part.sources)
-    if not choice or not dtype.quantized or len(part.shape) != 2 or part.way == "repacked" or not on_hosts:
+    if not choice or not dtype.quantized or len(part.shape) != 2 or part.way in _FAST or not on_hosts:
         return []
-    if choice in ("auto", "split") and dtype.name == "q4_1" and repack_type(dtype_of("q4_0"), part.shape) is not None:
-        copies = _split(part)
+    if choice in ("auto", "split") and _splits(dtype, part.shape):
+        copies = _split(replace(part, reason=_MANY), " copy")
     elif choice == "f16" or (choice == "auto" and fast):
         nbytes = 2 * math.prod(part.shape)
         copies = [replace(part, dtype="f16", way="float16 copy", reason=_MANY, nbytes=nbytes)]
@@ -223,20 +233,39 @@ def _copies(weights: Mapping[str, Tensor], part: Part, wanted: Prepare, fast: bo
     return copies if left.take(sum(copy.nbytes for copy in copies)) else []
 
 
-def _split(part: Part) -> list[Part]:
-    """Return a q4_1 matrix as one of q4_0, which has a kernel, and what is to be added for each block."""
+def _splits(dtype: DType, shape: tuple[int, ...]) -> bool:
+    """Whether a matrix can be split as `kit.core.copies.split_q4_0` does, and there is a kernel for that."""
+    return dtype.name == "q4_1" and len(shape) == 2 and repack_type(dtype_of("q4_0"), shape) is not None
+
+
+def _split(part: Part, suffix: Literal["", " copy"]) -> list[Part]:
+    """Return a q4_1 matrix as one of q4_0, and what is to be added for each block."""
     rows, columns = part.shape
-    width = -(-columns // 1024) * 32  # a block's worth of blocks: ggml's float16 products run over 32 at a time
-    packed = replace(part, dtype="q4_0", way="split copy", reason=_MANY, nbytes=rows * columns // 32 * 18)
+    offsets_nbytes = 2 * rows * _width(columns)
+    packed = replace(
+        part,
+        dtype="q4_0",
+        way="split copy" if suffix else "split",
+        nbytes=_split_nbytes(part.shape) - offsets_nbytes,
+    )
     offsets = replace(
         packed,
         name=part.name.removesuffix("weight") + "offsets",
         dtype="f16",
-        shape=(rows, width),
-        way="offsets",
-        nbytes=2 * rows * width,
+        shape=(rows, _width(columns)),
+        way="offsets copy" if suffix else "offsets",
+        nbytes=offsets_nbytes,
     )
     return [packed, offsets]
+
+
+def _split_nbytes(shape: tuple[int, ...]) -> int:
+    return shape[0] * (shape[1] // 32 * 18 + 2 * _width(shape[1]))
+
+
+def _width(columns: int) -> int:
+    """Offsets of a row, in whole 32s: ggml's float16 products run over 32 numbers at a time."""
+    return -(-columns // 1024) * 32
 
 
 def _stacked(tensors: list[Tensor]) -> tuple[int, ...]:

@@ -55,7 +55,7 @@ class Prepared:
     def _declare(self, part: Part, weights: Weights) -> Tensor:
         sources = [weights[name] for name in part.sources]
         context = self.context
-        if part.way in ("repacked", "split copy"):
+        if part.way in ("repacked", "split", "split copy"):
             context = context.for_buffer_type(repack_type(dtype_of(part.dtype), part.shape))
         tensor = context.tensor(part.shape, part.dtype, part.name)
         if part.way == "in place":
@@ -119,7 +119,7 @@ class Prepared:
         return "\n".join([head, *lines])
 
 
-_COPIES = ("float16 copy", "split copy", "offsets")
+_COPIES = ("float16 copy", "split copy", "offsets copy")
 
 
 def _nothing(target: Tensor, sources: list[Tensor]) -> None:
@@ -131,8 +131,10 @@ _WAYS = {
     "joined": copies.join,
     "repacked": copies.repack,
     "float16 copy": copies.to_f16,
+    "split": copies.split_q4_0,
     "split copy": copies.split_q4_0,
     "offsets": copies.split_offsets,
+    "offsets copy": copies.split_offsets,
 }
 
 
@@ -141,7 +143,9 @@ def _tables(weights: Weights, made: list[Part], tensors: list[Tensor]) -> tuple[
     few, many = dict(weights), dict(weights)
     for part, tensor in zip(made, tensors, strict=True):
         for table in (many,) if part.way in _COPIES else (few, many):
-            if part.name.startswith("blk.") and part.way != "offsets":  # the output may be the embedding's matrix
+            if part.name.startswith("blk.") and not part.way.startswith(
+                "offsets"
+            ):  # the output may be the embedding's matrix
                 for source in part.sources:
                     table.pop(source, None)
             table[part.name] = tensor

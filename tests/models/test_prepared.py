@@ -114,6 +114,7 @@ def test_an_edit_of_a_joined_stage_at_a_pause_is_seen(tiny_path):
         ("q4_0", kit.Prepare(repack=True, prefill_copy=False)),
         ("iq4_nl", kit.Prepare(repack=True, prefill_copy=False)),
         ("q4_1", kit.Prepare(prefill_copy="split")),
+        ("q4_1", kit.Prepare(repack=True, prefill_copy=False)),
         ("q4_1", kit.Prepare(prefill_copy="f16")),
         ("q8_0", kit.Prepare(join=False, prefill_copy="f16")),
         ("q5_1", kit.Prepare(prefill_copy="f16")),
@@ -148,6 +149,14 @@ def test_a_repacked_matrix_refuses_to_be_read_and_the_file_has_it_still(tmp_path
             with pytest.raises(kit.ArgumentError, match=r"blk\.0\.ffn_down\.weight.*CPU_REPACK.*model\.weights"):
                 use()
         assert model.weights["blk.0.ffn_down.weight"].numpy().shape == repacked.shape
+
+
+def test_split_weights_serve_every_pass_in_place_of_the_file(tmp_path):
+    model = write_quantized(tmp_path / "m.gguf", "q4_1")
+    with kit.load(tmp_path / "m.gguf", n_threads=1, prepare=kit.Prepare(repack=True)) as loaded:
+        assert not loaded.prepared.plan.copies
+        rows = [session.run([token]).logits[0] for session in [loaded.session(64)] for token in IDS[:9]]
+    assert nmse(np.stack(rows), forward(model, IDS[:9])["logits"]) < BOUND
 
 
 def test_only_matrices_that_a_kernel_takes_are_repacked(tmp_path):

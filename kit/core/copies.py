@@ -12,7 +12,7 @@ from kit.core.dtypes import dtype_by_id
 from kit.core.native import ffi, lib
 from kit.core.tensor import Tensor
 
-_CHUNK = 1 << 20  # elements between two looks for an interrupt
+_CHUNK = 1 << 16  # elements at a time: as float32 they stay in the CPU's cache
 
 
 def join(target: Tensor, sources: Sequence[Tensor]) -> None:
@@ -55,8 +55,49 @@ def to_f16(target: Tensor, sources: Sequence[Tensor]) -> None:
         for start in range(0, nbytes, step):
             n = min(step, nbytes - start) // dtype.block_nbytes * dtype.block
             convert(ffi.cast("void *", address + start), into, n)
-            lib.ggml_fp32_to_fp16_row(into, ffi.cast("ggml_fp16_t *", out), n)
+            lib.ggml_cpu_fp32_to_fp16(into, ffi.cast("ggml_fp16_t *", out), n)
             out += 2 * n
+
+
+def split_q4_0(target: Tensor, sources: Sequence[Tensor]) -> None:
+    """Give ``target``, q4_0 in an opaque buffer, the scaled part of q4_1 ``sources``; `split_offsets` has the rest.
+
+    Both types hold 32 elements in a block, with nibbles in the same order: q4_1 is a float16 scale d, a float16
+    minimum m and the nibbles q, meaning d * q + m; q4_0 is d and q, meaning d * (q - 8). So a product with q4_1 is
+    one with q4_0 plus, for each block, (m + 8 * d) times the sum of the 32 inputs (ggml-common.h).
+    """
+    n_blocks = target.size // 32
+    packed = np.empty(n_blocks, _Q4_0)
+    first = 0
+    for blocks in _q4_1_blocks(sources):
+        part = packed[first : first + blocks.size]
+        part["d"], part["q"] = blocks["d"], blocks["q"]
+        first += blocks.size
+    lib.ggml_backend_tensor_set(target.p, ffi.from_buffer("char[]", packed), 0, packed.nbytes)
+
+
+def split_offsets(target: Tensor, sources: Sequence[Tensor]) -> None:
+    """Write m + 8 * d of each q4_1 block to ``target`` (rows, blocks, zeros up to its width), f16 on the host."""
+    memory = _bytes(address_of(target), target.nbytes).view(np.float16).reshape(target.shape)
+    per_row = sources[0].shape[-1] // 32
+    memory[:, per_row:] = 0
+    first = 0
+    for blocks in _q4_1_blocks(sources):
+        rows = blocks.size // per_row
+        offsets = blocks["d"].astype(np.float32)
+        offsets *= 8
+        offsets += blocks["m"]
+        memory[first : first + rows, :per_row] = offsets.reshape(rows, per_row)
+        first += rows
+
+
+_Q4_0 = np.dtype([("d", "<f2"), ("q", "V16")])
+_Q4_1 = np.dtype([("d", "<f2"), ("m", "<f2"), ("q", "V16")])
+
+
+def _q4_1_blocks(sources: Sequence[Tensor]) -> Iterator[npt.NDArray[Any]]:
+    for address, nbytes in _stretches(sources):
+        yield _bytes(address, nbytes).view(_Q4_1)
 
 
 def adjacent(sources: Sequence[Tensor]) -> bool:

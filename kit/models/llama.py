@@ -138,7 +138,7 @@ class LlamaPass:
 
     def project(self, name: str, h: Tensor) -> Tensor:
         """Return ``h`` through the weight called ``name``, its factor and its bias where the file has them."""
-        out = ops.mul_mat(self.weights[name + ".weight"], h)
+        out = product(self.weights, name, h)
         scale = self.weights.get(name + ".scale")
         return self.biased(name, out if scale is None else ops.mul(out, scale))
 
@@ -184,9 +184,24 @@ class LlamaPass:
         self.stages.append(Stage(name, tensor, shape or tensor.shape, per_cell))
 
 
+def product(weights: Mapping[str, Tensor], name: str, h: Tensor) -> Tensor:
+    """Return ``h`` (rows, columns) through the matrix called ``name``; a split one is the sum of two.
+
+    What splits a matrix, and why, is told in `kit.core.copies.split_q4_0`.
+    """
+    out = ops.mul_mat(weights[name + ".weight"], h)
+    offsets = weights.get(name + ".offsets")
+    if offsets is None:
+        return out
+    rows, columns = h.shape
+    sums = ops.sum_rows(h.reshape((rows, columns // 32, 32))).reshape((rows, columns // 32))
+    missing = offsets.shape[-1] - columns // 32
+    return ops.add(out, ops.mul_mat(offsets, ops.pad(sums, (0, missing)) if missing else sums))
+
+
 def output_of(weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
     """Return the logits (rows, n_vocab) of normed ``x``; without an output matrix the embedding is one."""
     name = "output" if "output.weight" in weights else "token_embd"
-    logits = ops.mul_mat(weights[name + ".weight"], x)
+    logits = product(weights, name, x)
     scale = weights.get("output.scale")
     return logits if scale is None else ops.mul(logits, scale)

@@ -41,7 +41,13 @@ class BuiltPass:
     """A graph, its stages, and numpy views straight into the memory of its inputs."""
 
     def __init__(
-        self, key: PassKey, context: Context, stages: Sequence[Stage], logits: Tensor, inputs: PassInputs
+        self,
+        key: PassKey,
+        context: Context,
+        stages: Sequence[Stage],
+        logits: Tensor,
+        inputs: PassInputs,
+        weights: Prepared,
     ) -> None:
         self.key = key
         self.context = context
@@ -50,10 +56,12 @@ class BuiltPass:
         self.graph = Graph(context.backend, [stage.tensor for stage in stages], keep_outputs=False)
         self.graph.batch = key.n_tokens >= PREFILL_TOKENS
         self._inputs = inputs
+        self._weights = weights
         self._memory: dict[str, npt.NDArray[np.generic]] = {}
 
     def fill(self, batch: Batch, cells: Cells) -> None:
         """Write the inputs of ``batch``; each token sees its own sequences in ``cells`` and in the batch."""
+        self._weights.fill_for(len(batch))
         self._view("tokens")[:] = batch.tokens
         self._view("positions")[:] = batch.positions
         self._view("cells")[:] = batch.cells
@@ -113,10 +121,10 @@ class PassBuilder:
         context = Context(self.backend, name=f"pass of {key.n_tokens} tokens over {key.n_kv} cells", slots=2048)
         try:
             inputs = self._declare(context, key, apart)
-            weights = self.weights.weights_for(key.n_tokens)
+            weights = self.weights.weights_for(key.n_tokens, key.n_out)
             llama = LlamaPass(self.config, weights, self.cache, inputs, key.kind, key.n_kv)
             logits = llama.build()
-            return BuiltPass(key, context, llama.stages, logits, inputs)
+            return BuiltPass(key, context, llama.stages, logits, inputs, self.weights)
         except BaseException:
             context.close()
             raise

@@ -7,9 +7,9 @@ for passes over many tokens. What would go over the memory budget stays as it is
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import reduce
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from kit.core.copies import adjacent, on_host
@@ -20,7 +20,9 @@ from kit.core.tensor import Tensor
 from kit.errors import ArgumentError
 from kit.units import bytes_text
 
-Way = Literal["file", "in place", "joined", "repacked", "float16 copy"]
+Way = Literal[
+    "file", "in place", "joined", "repacked", "split", "offsets", "float16 copy", "split copy", "offsets copy"
+]
 
 #: joined name -> what its rows are made of, in this order
 JOINS = {
@@ -28,6 +30,8 @@ JOINS = {
     "ffn_gate_up": ("ffn_gate", "ffn_up"),
     "ffn_gate_up_exps": ("ffn_gate_exps", "ffn_up_exps"),
 }
+_FAST = ("repacked", "split", "offsets")
+_MANY = "for passes over many tokens"
 _MATRICES = ("attn_output", "ffn_down", "ffn_down_exps")
 
 
@@ -35,15 +39,16 @@ _MATRICES = ("attn_output", "ffn_down", "ffn_down_exps")
 class Prepare:
     """What `kit.load` makes of the weights.
 
-    ``join``: True joins all it can; "auto" only where that costs no second copy of weights that were read rather
-    than mapped. ``repack``: True wherever ggml has a kernel; "auto" likewise. ``prefill_copy``: "f16" for float16
-    copies whatever they cost; "auto" where this ggml multiplies them faster. ``memory_budget`` is the bytes all
-    of it may take beside the file; default: half of what is available.
+    ``join``: True joins all it can; "auto" only where the file is mapped, so that nothing is held twice.
+    ``repack``: "auto" where ggml has a kernel and the file is mapped; True also q4_1, which is split, and weights
+    that were read. ``prefill_copy``: what passes over many tokens read in place of weights without a kernel:
+    "split" for q4_1, "f16" for float16 copies whether or not they are faster here, "auto" for what is faster.
+    ``memory_budget`` is the bytes all of it may take beside the file; default: half of what is available.
     """
 
     join: bool | Literal["auto"] = "auto"
     repack: bool | Literal["auto"] = "auto"
-    prefill_copy: Literal["auto", "f16", False] = "auto"
+    prefill_copy: Literal["auto", "f16", "split", False] = "auto"
     memory_budget: int | None = None
 
     @classmethod
@@ -65,8 +70,8 @@ class Prepare:
     def _check(self) -> None:
         if self.join not in (True, False, "auto") or self.repack not in (True, False, "auto"):
             raise ArgumentError(f"join is {self.join!r} and repack {self.repack!r}; give True, False or 'auto'")
-        if self.prefill_copy not in ("auto", "f16", False):
-            raise ArgumentError(f"prefill_copy is {self.prefill_copy!r}; give 'auto', 'f16' or False")
+        if self.prefill_copy not in ("auto", "f16", "split", False):
+            raise ArgumentError(f"prefill_copy is {self.prefill_copy!r}; give 'auto', 'f16', 'split' or False")
         budget = self.memory_budget
         if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int) or budget < 0):
             raise ArgumentError(f"memory_budget is {budget!r}; give bytes, 0 or more")
@@ -112,8 +117,8 @@ def plan_preparation(weights: Mapping[str, Tensor], wanted: Prepare, mapped: boo
     groups = list(_groups(weights, wanted))
     parts = [part for name, sources in groups for part in _decide(weights, name, sources, wanted, mapped, left)]
     fast = llamafile()
-    copies = [_copy(weights, part, wanted, fast, left) for part in parts]
-    return Preparation(tuple(parts), tuple(c for c in copies if c is not None), budget)
+    copies = [copy for part in parts for copy in _copies(weights, part, wanted, fast, left)]
+    return Preparation(tuple(parts), tuple(copies), budget)
 
 
 def llamafile() -> bool:
@@ -175,6 +180,8 @@ def _decide(
         return [Part(s, (s,), dtype.name, t.shape, way, reason, 0) for s, t in zip(sources, tensors, strict=True)]
     nbytes = sum(tensor.nbytes for tensor in tensors) if way in ("joined", "repacked") else 0
     parts = [Part(name, sources, dtype.name, shape, way, reason, nbytes)]
+    if way == "split":
+        parts = _split(parts[0], "")
     biases = [source.replace(".weight", ".bias") for source in sources]
     if len(sources) > 1 and biases[0] in weights:
         found = [weights[bias] for bias in biases]
@@ -195,6 +202,10 @@ def _way(
         if found and left.take(nbytes):
             return "repacked", f"ggml has a kernel for {dtype.name}"
         why = left.refused(nbytes) if found else f"no kernel for repacked {dtype.name} here"
+        if wanted.repack is True and _splits(dtype, shape) and all(map(on_host, tensors)):
+            if left.take(_split_nbytes(shape)):
+                return "split", "ggml has a kernel for q4_0, which is most of q4_1"
+            why = left.refused(_split_nbytes(shape))
     if len(tensors) == 1:
         return "file", why
     if adjacent(tensors) and len(shape) == 2:
@@ -206,20 +217,55 @@ def _way(
     return "file", left.refused(nbytes)
 
 
-def _copy(weights: Mapping[str, Tensor], part: Part, wanted: Prepare, fast: bool, left: _Left) -> Part | None:
-    """Return the float16 copy of ``part``, if it gets one."""
-    dtype: DType = dtype_of(part.dtype)
-    if wanted.prefill_copy is False or not dtype.quantized or len(part.shape) != 2 or part.way == "repacked":
-        return None
-    if wanted.prefill_copy == "auto" and not fast:
-        return None
-    if not all(on_host(weights[source]) for source in part.sources):
-        return None
-    nbytes = 2 * reduce(int.__mul__, part.shape)
-    if not left.take(nbytes):
-        return None
-    reason = "for passes over many tokens"
-    return Part(part.name, part.sources, "f16", part.shape, "float16 copy", reason, nbytes)
+def _copies(weights: Mapping[str, Tensor], part: Part, wanted: Prepare, fast: bool, left: _Left) -> list[Part]:
+    """Return the copy of ``part`` that passes over many tokens read; nothing where it gets none."""
+    dtype, choice = dtype_of(part.dtype), wanted.prefill_copy
+    on_hosts = all(on_host(weights[source]) for source in part.sources)
+    if not choice or not dtype.quantized or len(part.shape) != 2 or part.way in _FAST or not on_hosts:
+        return []
+    if choice in ("auto", "split") and _splits(dtype, part.shape):
+        copies = _split(replace(part, reason=_MANY), " copy")
+    elif choice == "f16" or (choice == "auto" and fast):
+        nbytes = 2 * math.prod(part.shape)
+        copies = [replace(part, dtype="f16", way="float16 copy", reason=_MANY, nbytes=nbytes)]
+    else:
+        return []
+    return copies if left.take(sum(copy.nbytes for copy in copies)) else []
+
+
+def _splits(dtype: DType, shape: tuple[int, ...]) -> bool:
+    """Whether a matrix can be split as `kit.core.copies.split_q4_0` does, and there is a kernel for that."""
+    return dtype.name == "q4_1" and len(shape) == 2 and repack_type(dtype_of("q4_0"), shape) is not None
+
+
+def _split(part: Part, suffix: Literal["", " copy"]) -> list[Part]:
+    """Return a q4_1 matrix as one of q4_0, and what is to be added for each block."""
+    rows, columns = part.shape
+    offsets_nbytes = 2 * rows * _width(columns)
+    packed = replace(
+        part,
+        dtype="q4_0",
+        way="split copy" if suffix else "split",
+        nbytes=_split_nbytes(part.shape) - offsets_nbytes,
+    )
+    offsets = replace(
+        packed,
+        name=part.name.removesuffix("weight") + "offsets",
+        dtype="f16",
+        shape=(rows, _width(columns)),
+        way="offsets copy" if suffix else "offsets",
+        nbytes=offsets_nbytes,
+    )
+    return [packed, offsets]
+
+
+def _split_nbytes(shape: tuple[int, ...]) -> int:
+    return shape[0] * (shape[1] // 32 * 18 + 2 * _width(shape[1]))
+
+
+def _width(columns: int) -> int:
+    """Offsets of a row, in whole 32s: ggml's float16 products run over 32 numbers at a time."""
+    return -(-columns // 1024) * 32
 
 
 def _stacked(tensors: list[Tensor]) -> tuple[int, ...]:

@@ -58,6 +58,7 @@ def test_version() -> None:
 def test_help_names_every_command() -> None:
     text = invoke("--help").output
     assert set(main.commands) == {
+        "backend",
         "bench",
         "chat",
         "convert",

@@ -110,8 +110,9 @@ class LlamaPass:
         widths = [heads * self.config.head_dim for heads in (shape.n_head, shape.n_head_kv, shape.n_head_kv)]
         names = [at + "attn_q", at + "attn_k", at + "attn_v"]
         if at + "attn_qkv.weight" in self.weights:
-            parts = self.split(self.project(at + "attn_qkv", h), widths)
-            q, k, v = (self.biased(name, part) for name, part in zip(names, parts, strict=True))
+            q, k, v = self.split(self.project(at + "attn_qkv", h), widths)
+            if at + "attn_qkv.bias" not in self.weights:
+                q, k, v = (self.biased(name, part) for name, part in zip(names, (q, k, v), strict=True))
         else:
             q, k, v = (self.project(name, h) for name in names)
         return self.heads(q, shape.n_head), self.heads(k, shape.n_head_kv), v
@@ -138,9 +139,7 @@ class LlamaPass:
 
     def project(self, name: str, h: Tensor) -> Tensor:
         """Return ``h`` through the weight called ``name``, its factor and its bias where the file has them."""
-        out = ops.mul_mat(self.weights[name + ".weight"], h)
-        scale = self.weights.get(name + ".scale")
-        return self.biased(name, out if scale is None else ops.mul(out, scale))
+        return self.biased(name, product(self.weights, name, h))
 
     def biased(self, name: str, h: Tensor) -> Tensor:
         """Return ``h`` plus the bias called ``name``, where the file has it."""
@@ -184,9 +183,13 @@ class LlamaPass:
         self.stages.append(Stage(name, tensor, shape or tensor.shape, per_cell))
 
 
+def product(weights: Mapping[str, Tensor], name: str, h: Tensor) -> Tensor:
+    """Return ``h`` through the matrix called ``name``, times its factor where it has one."""
+    out = ops.mul_mat(weights[name + ".weight"], h)
+    scale = weights.get(name + ".scale")
+    return out if scale is None else ops.mul(out, scale)
+
+
 def output_of(weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
     """Return the logits (rows, n_vocab) of normed ``x``; without an output matrix the embedding is one."""
-    name = "output" if "output.weight" in weights else "token_embd"
-    logits = ops.mul_mat(weights[name + ".weight"], x)
-    scale = weights.get("output.scale")
-    return logits if scale is None else ops.mul(logits, scale)
+    return product(weights, "output" if "output.weight" in weights else "token_embd", x)

@@ -94,11 +94,7 @@ class LlamaConfig:
             UnsupportedModel: another architecture, or a feature kit does not have; named.
             GGUFError: a key that is missing, of another type, or out of range; named.
         """
-        architecture = file.architecture
-        if architecture not in ARCHITECTURES:
-            raise UnsupportedModel(
-                f"{file.path}: architecture {architecture!r} is not supported; kit runs {', '.join(ARCHITECTURES)}"
-            )
+        architecture = _architecture(file)
         keys = Keys(file)
         layers = _layers(keys, len(file.tensors))
         n_embd = keys.count("embedding_length")
@@ -114,18 +110,31 @@ class LlamaConfig:
             head_dim=head_dim,
             n_vocab=file.tensors["token_embd.weight"].shape[0],
             n_ctx_train=n_ctx_train,
-            eps=keys.number("attention.layer_norm_rms_epsilon"),
+            eps=_epsilon(keys),
             rope=rope,
             window=window if sliding_window and window else None,
             temperature=_temperature(keys, rope) if architecture == "mistral3" else None,
             **_experts(keys, layers),
         )
-        if not 0 < config.eps < 1:
-            raise GGUFError(f"{file.path}: {keys.prefix}attention.layer_norm_rms_epsilon is {config.eps}, out of range")
         if keys.count("embedding_length_out", n_embd) != n_embd:
             raise UnsupportedModel(f"{file.path}: {keys.prefix}embedding_length_out differs from embedding_length")
         keys.refuse_others()
         return config
+
+
+def _architecture(file: GGUFFile) -> str:
+    if file.architecture not in ARCHITECTURES:
+        raise UnsupportedModel(
+            f"{file.path}: architecture {file.architecture!r} is not supported; kit runs {', '.join(ARCHITECTURES)}"
+        )
+    return file.architecture
+
+
+def _epsilon(keys: Keys) -> float:
+    eps = keys.number("attention.layer_norm_rms_epsilon")
+    if not 0 < eps < 1:
+        raise GGUFError(f"{keys.path}: {keys.prefix}attention.layer_norm_rms_epsilon is {eps}, out of range")
+    return eps
 
 
 def _layers(keys: Keys, n_tensors: int) -> tuple[LayerShape, ...]:

@@ -46,7 +46,8 @@ def expected_tensors(config: LlamaConfig, present: Collection[str] = ()) -> Iter
         yield from _experts(config, i, present) if config.n_expert else _feed_forward(config, i, present)
     yield _vector("output_norm.weight", embd)
     yield Expected("output.weight", (embd, config.n_vocab), optional=True)
-    yield from _scales("output", 1)
+    if "output.weight" in present:
+        yield from _scales("output", 1)
 
 
 def _attention(config: LlamaConfig, i: int, present: Collection[str]) -> Iterator[Expected]:

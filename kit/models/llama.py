@@ -110,8 +110,9 @@ class LlamaPass:
         widths = [heads * self.config.head_dim for heads in (shape.n_head, shape.n_head_kv, shape.n_head_kv)]
         names = [at + "attn_q", at + "attn_k", at + "attn_v"]
         if at + "attn_qkv.weight" in self.weights:
-            parts = self.split(self.project(at + "attn_qkv", h), widths)
-            q, k, v = (self.biased(name, part) for name, part in zip(names, parts, strict=True))
+            q, k, v = self.split(self.project(at + "attn_qkv", h), widths)
+            if at + "attn_qkv.bias" not in self.weights:
+                q, k, v = (self.biased(name, part) for name, part in zip(names, (q, k, v), strict=True))
         else:
             q, k, v = (self.project(name, h) for name in names)
         return self.heads(q, shape.n_head), self.heads(k, shape.n_head_kv), v
@@ -138,9 +139,7 @@ class LlamaPass:
 
     def project(self, name: str, h: Tensor) -> Tensor:
         """Return ``h`` through the weight called ``name``, its factor and its bias where the file has them."""
-        out = product(self.weights, name, h)
-        scale = self.weights.get(name + ".scale")
-        return self.biased(name, out if scale is None else ops.mul(out, scale))
+        return self.biased(name, product(self.weights, name, h))
 
     def biased(self, name: str, h: Tensor) -> Tensor:
         """Return ``h`` plus the bias called ``name``, where the file has it."""
@@ -185,23 +184,21 @@ class LlamaPass:
 
 
 def product(weights: Mapping[str, Tensor], name: str, h: Tensor) -> Tensor:
-    """Return ``h`` (rows, columns) through the matrix called ``name``; a split one is the sum of two.
+    """Return ``h`` (rows, columns) through the matrix called ``name``, times its factor where it has one.
 
-    What splits a matrix, and why, is told in `kit.core.copies.split_q4_0`.
+    A matrix that was split is the sum of two; `kit.core.copies.split_q4_0` says what splits one, and why.
     """
     out = ops.mul_mat(weights[name + ".weight"], h)
     offsets = weights.get(name + ".offsets")
-    if offsets is None:
-        return out
-    rows, columns = h.shape
-    sums = ops.sum_rows(h.reshape((rows, columns // 32, 32))).reshape((rows, columns // 32))
-    missing = offsets.shape[-1] - columns // 32
-    return ops.add(out, ops.mul_mat(offsets, ops.pad(sums, (0, missing)) if missing else sums))
+    if offsets is not None:
+        rows, columns = h.shape
+        sums = ops.sum_rows(h.reshape((rows, columns // 32, 32))).reshape((rows, columns // 32))
+        missing = offsets.shape[-1] - columns // 32
+        out = ops.add(out, ops.mul_mat(offsets, ops.pad(sums, (0, missing)) if missing else sums))
+    scale = weights.get(name + ".scale")
+    return out if scale is None else ops.mul(out, scale)
 
 
 def output_of(weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
     """Return the logits (rows, n_vocab) of normed ``x``; without an output matrix the embedding is one."""
-    name = "output" if "output.weight" in weights else "token_embd"
-    logits = product(weights, name, x)
-    scale = weights.get("output.scale")
-    return logits if scale is None else ops.mul(logits, scale)
+    return product(weights, "output" if "output.weight" in weights else "token_embd", x)

@@ -68,7 +68,7 @@ class Timeline:
         self._parts.callback(context.close)
         place = context.for_device(model.backend.devices[-1], purpose="kv cache")
         self.cache = KVCache(place, model.config, self.n_ctx, self.attention.permuted_cache, options.types)
-        self.runner = Runner(model.backend, model.config, model.weights, self.cache, self.attention, options.n_pass)
+        self.runner = Runner(model.backend, model.config, model.prepared, self.cache, self.attention, options.n_pass)
         self._parts.callback(self.runner.close)
         self.runner.reserve()
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from kit.errors import (
     ArgumentError,
+    BuildError,
     BusyError,
     CacheFull,
     ClosedError,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from kit.core.tensor import Tensor
     from kit.memory.tracker import Tracker
     from kit.models.model import Model, load
+    from kit.models.preparation import Prepare
     from kit.models.sampler import Sampler
     from kit.models.session import Session
     from kit.models.store import find_model
@@ -64,6 +66,7 @@ _HOME = {
     "Model": "kit.models.model",
     "load": "kit.models.model",
     "Sampler": "kit.models.sampler",
+    "Prepare": "kit.models.preparation",
     "Session": "kit.models.session",
     "find_model": "kit.models.store",
     "ChatTemplate": "kit.models.templates",
@@ -75,6 +78,7 @@ __all__ = [
     "ArgumentError",
     "Backend",
     "Buffer",
+    "BuildError",
     "BusyError",
     "CacheFull",
     "ChatTemplate",
@@ -94,6 +98,7 @@ __all__ = [
     "ModelNotFound",
     "NotComputedError",
     "OutOfMemory",
+    "Prepare",
     "Sampler",
     "Session",
     "ShapeError",

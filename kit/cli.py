@@ -115,10 +115,12 @@ def devices() -> None:
     from rich.text import Text
 
     from kit.core.devices import devices as found
+    from kit.core.native import libraries
     from kit.views.terminal import console, devices_table
 
     screen = console()
     screen.print(devices_table(found()))
+    screen.print(Text(str(libraries), "dim"))
     for device in found():
         if device.features:
             screen.print(Text(f"{device.name}: {', '.join(device.features)}", "dim"))
@@ -292,6 +294,54 @@ def watch(ctx: click.Context, report: Path, no_stacks: bool, script: Path, args:
 
     options = ["--output", str(report), *(["--no-stacks"] if no_stacks else [])]
     ctx.exit(run_watched([*options, "--", str(script), *args]))
+
+
+@main.group()
+def backend() -> None:
+    """Build ggml for this very machine, and choose which build kit uses."""
+
+
+@backend.command("build")
+@click.argument("name", type=click.Choice(["cpu"]))
+@click.option("--use/--no-use", "uses", default=True, help="Use it from now on.")
+def backend_build(name: str, uses: bool) -> None:
+    """Build a backend of kit's own ggml from the package registry's source; about a minute or two."""
+    from kit.backends.build import build_cpu
+    from kit.backends.builds import use_build
+
+    folder = build_cpu(progress=sys.stderr.isatty())
+    click.echo(use_build(name) if uses else folder)
+
+
+@backend.command("list")
+def backend_list() -> None:
+    """List the builds that are here; * marks the one kit uses."""
+    from kit.backends.builds import builds
+    from kit.units import bytes_text
+    from kit.views.terminal import console, table
+
+    rows = [
+        ("*" if b.in_use else "", b.name, bytes_text(b.nbytes), b.problem or b.details, str(b.folder)) for b in builds()
+    ]
+    console().print(table(("", "build", "bytes", "what it is", "folder"), rows, right=(2,)))
+
+
+@backend.command("use")
+@click.argument("name")
+def backend_use(name: str) -> None:
+    """Use the build NAME from now on; 'wheel' is the one that came with kit."""
+    from kit.backends.builds import use_build
+
+    click.echo(use_build(name))
+
+
+@backend.command("remove")
+@click.argument("name")
+def backend_remove(name: str) -> None:
+    """Remove the build NAME."""
+    from kit.backends.builds import remove_build
+
+    click.echo(f"removed {remove_build(name)}")
 
 
 @main.group()

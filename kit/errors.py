@@ -91,7 +91,11 @@ class StateError(KitError, ValueError):
 
 
 class FetchError(KitError, ConnectionError):
-    """A model could not be fetched or did not match its checksum."""
+    """A file could not be fetched or did not match its checksum."""
+
+
+class BuildError(KitError, RuntimeError):
+    """A backend could not be built here; the message says what was missing or what the compiler said."""
 
 
 class DeviceLost(KitError, ConnectionError):

@@ -11,12 +11,15 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 ROOMS = {
-    "errors": 0,
+    "errors": -1,
     "units": 0,
     "log": 0,
     "tables": 0,
+    "files": 0,
+    "registry": 0,
     "core": 1,
     "memory": 2,
+    "backends": 2,
     "diagram": 2,
     "models": 3,
     "views": 4,

@@ -88,17 +88,17 @@ class Tensor:
     @property
     def ne(self) -> list[int]:
         """Extents in ggml order, as many as the tensor has axes."""
-        return [int(extent) for extent in self.p.ne[0 : self.ndim]]
+        return list(self.p.ne[0 : self.ndim])
 
     @property
     def nb(self) -> list[int]:
         """Strides in bytes, ggml order."""
-        return [int(stride) for stride in self.p.nb[0 : self.ndim]]
+        return list(self.p.nb[0 : self.ndim])
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Extents in numpy order: ``ne`` reversed."""
-        return tuple(int(extent) for extent in self.p.ne[0 : self.ndim])[::-1]
+        return tuple(self.p.ne[0 : self.ndim])[::-1]
 
     @property
     def size(self) -> int:

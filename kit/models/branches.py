@@ -179,6 +179,8 @@ class Branches(Sequence[Branch]):
         """Run ``ids`` of each branch; return the logits of its last ``wanted`` tokens."""
         session = self.session
         found = np.empty((0, session.model.config.n_vocab), np.float32)
+        for branch in self:
+            self._cells.agree(branch.sequence, len(branch.seen))
         if any(ids):
             with scope("batch"):
                 found = session.run_batch(self._cells.joined([branch.sequence for branch in self], ids, wanted))

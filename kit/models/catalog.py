@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
-import platformdirs
+from kit.files import cache_folder
 
 
 @dataclass(frozen=True)
@@ -44,12 +43,6 @@ class KnownModel:
             return self.path.stat().st_size == self.nbytes
         except OSError:
             return False
-
-
-def cache_folder() -> Path:
-    """Folder for fetched files: $KIT_CACHE, or the user's cache folder of this system."""
-    chosen = os.environ.get("KIT_CACHE")
-    return Path(chosen).expanduser() if chosen else platformdirs.user_cache_path("ggml-kit")
 
 
 KNOWN = {

@@ -63,8 +63,9 @@ class Cells:
     @property
     def top(self) -> int:
         """One more than the highest cell in use."""
-        used = np.flatnonzero(self.seen_by)
-        return int(used[-1]) + 1 if len(used) else 0
+        used = self.seen_by[::-1] != 0
+        from_end = int(used.argmax())
+        return len(used) - from_end if used[from_end] else 0
 
     def end(self, sequence: int = MAIN) -> int:
         """Return the position of the next token of ``sequence``."""
@@ -100,8 +101,7 @@ class Cells:
 
     def sequences(self) -> list[int]:
         """Return the sequences that have cells."""
-        every = int(np.bitwise_or.reduce(self.seen_by))
-        return [n for n in range(MAX_SEQUENCES) if every >> n & 1]
+        return _sequences_of(self.seen_by)
 
     def batch(self, tokens: list[int], sequence: int = MAIN, out_rows: npt.NDArray[np.int32] | None = None) -> Batch:
         """Return ``tokens`` as the next ones of ``sequence``, in free cells; nothing changes until `enter`.
@@ -166,13 +166,12 @@ class Cells:
         """Return which of the first ``n_kv`` cells each token sees (tokens, n_kv), its batch included."""
         positions, seen_by = self.positions[:n_kv].copy(), self.seen_by[:n_kv].copy()
         positions[batch.cells], seen_by[batch.cells] = batch.positions, batch.seen_by
-        distance = batch.positions[:, None] - positions[None, :]
-        seen = distance >= 0
+        seen = positions[None, :] <= batch.positions[:, None]
         if self.window is not None:
-            seen &= distance < self.window
-        bits = np.unique(batch.seen_by)
-        if len(bits) == 1:
-            seen &= ((seen_by & bits[0]) != 0)[None, :]
+            seen &= positions[None, :] > batch.positions[:, None] - self.window
+        bits = batch.seen_by[0]
+        if len(batch) == 1 or (batch.seen_by == bits).all():
+            seen &= (seen_by & bits) != 0
         else:
             seen &= (seen_by[None, :] & batch.seen_by[:, None]) != 0
         return seen
@@ -210,6 +209,11 @@ class Cells:
         if end >= self.ends[sequence]:
             self.ends[sequence] = min(int(self.ends[sequence]), first)
 
+    def agree(self, sequence: int, n_tokens: int) -> None:
+        """Forget what an interrupt left behind: tokens of ``sequence`` that its owner does not know of."""
+        if self.end(sequence) > n_tokens:
+            self.cut(sequence, n_tokens, self.end(sequence))
+
     def cut_cells(self, sequence: int, cells: npt.NDArray[np.int64]) -> None:
         """Take ``cells`` from ``sequence``; those that no other sees are free."""
         self.seen_by[cells] &= ~_bit(sequence)
@@ -237,4 +241,8 @@ def _bit(sequence: int) -> np.uint64:
 
 def _sequences_of(seen_by: npt.NDArray[np.uint64]) -> list[int]:
     every = int(np.bitwise_or.reduce(seen_by))
-    return [n for n in range(MAX_SEQUENCES) if every >> n & 1]
+    found = []
+    while every:
+        found.append((every & -every).bit_length() - 1)
+        every &= every - 1
+    return found

@@ -25,7 +25,9 @@ def mixture(llama: LlamaPass, at: str, n_ff: int, h: Tensor) -> Tensor:
     scores = ops.soft_max(ops.mul_mat(llama.weights[at + "ffn_gate_inp.weight"], h))  # (tokens, experts)
     shares = _shares(scores, n_used)
     llama.mark(at + "ffn.experts", shares)  # (tokens, experts): the weight of each, 0 where it is not used
-    used = ops.argsort_top_k(shares, n_used)  # (tokens, experts used), heaviest first; after a patch, as patched
+    used = ops.argsort_top_k(
+        ops.abs(shares), n_used
+    )  # (tokens, experts used), heaviest first; after a patch, as patched
     rows = h.reshape((n_tokens, 1, width))
     if at + "ffn_gate_up_exps.weight" in llama.weights:
         gate, up = llama.split(_project(llama, at + "ffn_gate_up_exps", rows, used), [n_ff, n_ff])

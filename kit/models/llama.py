@@ -64,7 +64,7 @@ class LlamaPass:
             x = ops.get_rows(x, self.inputs.out_rows)
         x = self.norm(x, "output_norm.weight")
         self.mark("norm", x)  # (n_out, n_embd)
-        logits = output_of(self.weights, x)
+        logits = self.scaled("output", self.product(output_name(self.weights), x))
         self.mark("logits", logits)  # (n_out, n_vocab)
         return logits
 
@@ -138,9 +138,12 @@ class LlamaPass:
 
     def project(self, name: str, h: Tensor) -> Tensor:
         """Return ``h`` through the weight called ``name``, its factor and its bias where the file has them."""
-        out = ops.mul_mat(self.weights[name + ".weight"], h)
+        return self.biased(name, self.scaled(name, self.product(name, h)))
+
+    def scaled(self, name: str, h: Tensor) -> Tensor:
+        """Return ``h`` times the factor called ``name``, where the file has it."""
         scale = self.weights.get(name + ".scale")
-        return self.biased(name, out if scale is None else ops.mul(out, scale))
+        return h if scale is None else ops.mul(h, scale)
 
     def biased(self, name: str, h: Tensor) -> Tensor:
         """Return ``h`` plus the bias called ``name``, where the file has it."""
@@ -151,6 +154,17 @@ class LlamaPass:
         """Return views of the last axis of ``joined``, one after another, as wide as ``widths`` says."""
         ends = list(accumulate(widths))
         return [joined[..., end - width : end] for width, end in zip(widths, ends, strict=True)]
+
+    def product(self, name: str, h: Tensor) -> Tensor:
+        """Return ``h`` through the matrix called ``name``; a split one (`copies.split_q4_0`) is the sum of two."""
+        out = ops.mul_mat(self.weights[name + ".weight"], h)
+        offsets = self.weights.get(name + ".offsets")
+        if offsets is None:
+            return out
+        rows, columns = h.shape
+        sums = ops.sum_rows(h.reshape((rows, columns // 32, 32))).reshape((rows, columns // 32))
+        missing = offsets.shape[-1] - columns // 32
+        return ops.add(out, ops.mul_mat(offsets, ops.pad(sums, (0, missing)) if missing else sums))
 
     def heads(self, h: Tensor, n: int) -> Tensor:
         """Return (tokens, n * head_dim) as (tokens, n, head_dim), also where the rows of ``h`` have gaps."""
@@ -185,8 +199,12 @@ class LlamaPass:
 
 
 def output_of(weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    """Return the logits (rows, n_vocab) of normed ``x``; without an output matrix the embedding is one."""
-    name = "output" if "output.weight" in weights else "token_embd"
-    logits = ops.mul_mat(weights[name + ".weight"], x)
+    """Return the logits (rows, n_vocab) of normed ``x``."""
+    logits = ops.mul_mat(weights[output_name(weights) + ".weight"], x)
     scale = weights.get("output.scale")
     return logits if scale is None else ops.mul(logits, scale)
+
+
+def output_name(weights: Mapping[str, Tensor]) -> str:
+    """Return the name of the output matrix; without one the embedding is it."""
+    return "output" if "output.weight" in weights else "token_embd"

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from kit.models.catalog import KNOWN, cache_folder
+from kit.files import cache_folder
+from kit.models.catalog import KNOWN
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,8 @@ from kit.models.config import LlamaConfig
 from kit.models.layout import check_tensors
 from kit.models.lens import Lens, top_entries
 from kit.models.options import OnFull, SessionOptions
+from kit.models.preparation import Prepare
+from kit.models.prepared import Prepared
 from kit.models.run import LensEntry
 from kit.models.session import Session
 from kit.models.store import find_model
@@ -53,11 +55,14 @@ class Model:
         progress: bool,
         n_threads: int | None,
         sliding_window: bool,
+        n_threads_batch: int | None = None,
+        prepare: Prepare | str | None = "auto",
     ) -> None:
+        wanted = Prepare.of(prepare)
         self.path = file.path
         self.config = LlamaConfig.from_gguf(file, sliding_window=sliding_window)
         check_tensors(file, self.config)
-        self._owned = Backend(n_threads=n_threads) if backend is None else None
+        self._owned = Backend(n_threads=n_threads, n_threads_batch=n_threads_batch) if backend is None else None
         self.backend: Backend = backend or cast(Backend, self._owned)
         self._file = file
         self._lens: Lens | None = None
@@ -65,6 +70,11 @@ class Model:
         self._closed = False
         try:
             self.weights = Weights(file, self.backend, use_mmap=use_mmap, progress=progress)
+            try:
+                self.prepared = Prepared(self.weights, self.backend, wanted, progress=progress)
+            except BaseException:
+                self.weights.close()
+                raise
         except BaseException:
             if self._owned is not None:
                 self._owned.close()
@@ -165,6 +175,7 @@ class Model:
         if self._lens is not None:
             self._lens.close()
             self._lens = None
+        self.prepared.close()
         self.weights.close()
         if self._owned is not None:
             self._owned.close()
@@ -197,6 +208,8 @@ def load(
     progress: bool = True,
     n_threads: int | None = None,
     sliding_window: bool = True,
+    n_threads_batch: int | None = None,
+    prepare: Prepare | str | None = "auto",
 ) -> Model:
     """Load a model from a path, or by the name of one kit knows or finds on this machine.
 
@@ -207,6 +220,9 @@ def load(
         progress: show a bar while reading.
         n_threads: CPU threads of the model's own backend.
         sliding_window: False lets attention see all tokens where the file asks for a window, as llama.cpp does.
+        n_threads_batch: its CPU threads for passes over many tokens; default: as many.
+        prepare: what to make of the weights: "auto", "none" for the file as it is, or a `kit.Prepare`;
+            ``model.prepared`` shows what was done and why.
 
     Raises:
         ModelNotFound, GGUFError, UnsupportedModel, OutOfMemory: each says what is wrong, with what, and what to do.
@@ -214,5 +230,12 @@ def load(
     with scope("load"):
         file = GGUFFile(find_model(name_or_path))
         return Model(
-            file, backend, use_mmap=use_mmap, progress=progress, n_threads=n_threads, sliding_window=sliding_window
+            file,
+            backend,
+            use_mmap=use_mmap,
+            progress=progress,
+            n_threads=n_threads,
+            n_threads_batch=n_threads_batch,
+            prepare=prepare,
+            sliding_window=sliding_window,
         )

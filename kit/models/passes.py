@@ -21,8 +21,8 @@ from kit.models.cache import KVCache
 from kit.models.cells import Batch, Cells
 from kit.models.config import LlamaConfig
 from kit.models.llama import LlamaPass, PassInputs
+from kit.models.prepared import PREFILL_TOKENS, Prepared
 from kit.models.stages import Stage
-from kit.models.weights import Weights
 
 MAX_BUILT = 8
 
@@ -41,18 +41,27 @@ class BuiltPass:
     """A graph, its stages, and numpy views straight into the memory of its inputs."""
 
     def __init__(
-        self, key: PassKey, context: Context, stages: Sequence[Stage], logits: Tensor, inputs: PassInputs
+        self,
+        key: PassKey,
+        context: Context,
+        stages: Sequence[Stage],
+        logits: Tensor,
+        inputs: PassInputs,
+        weights: Prepared,
     ) -> None:
         self.key = key
         self.context = context
         self.stages = {stage.name: stage for stage in stages}
         self.logits = logits
         self.graph = Graph(context.backend, [stage.tensor for stage in stages], keep_outputs=False)
+        self.graph.batch = key.n_tokens >= PREFILL_TOKENS
         self._inputs = inputs
+        self._weights = weights
         self._memory: dict[str, npt.NDArray[np.generic]] = {}
 
     def fill(self, batch: Batch, cells: Cells) -> None:
         """Write the inputs of ``batch``; each token sees its own sequences in ``cells`` and in the batch."""
+        self._weights.fill_for(len(batch))
         self._view("tokens")[:] = batch.tokens
         self._view("positions")[:] = batch.positions
         self._view("cells")[:] = batch.cells
@@ -84,7 +93,7 @@ class PassBuilder:
     """Builds and keeps the passes of one session; all of them share one buffer for their inputs."""
 
     def __init__(
-        self, backend: Backend, config: LlamaConfig, weights: Weights, cache: KVCache, n_ubatch: int, owner: str
+        self, backend: Backend, config: LlamaConfig, weights: Prepared, cache: KVCache, n_ubatch: int, owner: str
     ) -> None:
         self.backend = backend
         self.config = config
@@ -112,9 +121,10 @@ class PassBuilder:
         context = Context(self.backend, name=f"pass of {key.n_tokens} tokens over {key.n_kv} cells", slots=2048)
         try:
             inputs = self._declare(context, key, apart)
-            llama = LlamaPass(self.config, self.weights, self.cache, inputs, key.kind, key.n_kv)
+            weights = self.weights.weights_for(key.n_tokens, key.n_out)
+            llama = LlamaPass(self.config, weights, self.cache, inputs, key.kind, key.n_kv)
             logits = llama.build()
-            return BuiltPass(key, context, llama.stages, logits, inputs)
+            return BuiltPass(key, context, llama.stages, logits, inputs, self.weights)
         except BaseException:
             context.close()
             raise

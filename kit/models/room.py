@@ -12,10 +12,9 @@ if TYPE_CHECKING:
 
 def shift(session: Timeline, n_keep: int, n_discard: int) -> None:
     """Drop ``n_discard`` tokens behind the first ``n_keep``, see `Session.shift`; where it fails, all is forgotten."""
-    if n_keep < 0 or n_discard < 0 or n_keep + n_discard > session.n_past:
-        raise ArgumentError(
-            f"cannot drop {n_discard} tokens behind the first {n_keep}: the cache holds {session.n_past} of them"
-        )
+    n_seen = session.cache.cells.end()
+    if n_keep < 0 or n_discard < 0 or n_keep + n_discard > n_seen:
+        raise ArgumentError(f"cannot drop {n_discard} tokens behind the first {n_keep}: the cache holds {n_seen}")
     if session.branches:
         raise ArgumentError("branches of this session see its tokens; close() them, then shift()")
     try:
@@ -29,7 +28,7 @@ def shift(session: Timeline, n_keep: int, n_discard: int) -> None:
 def will_shift(session: Timeline, n_tokens: int) -> bool:
     """Whether ``n_tokens`` more fit by shifting, and the session was opened to do so."""
     n_keep = int(session.options.n_keep)
-    fits = n_tokens <= session.n_ctx - n_keep and session.n_past > n_keep
+    fits = n_tokens <= session.n_ctx - n_keep and session.cache.cells.end() > n_keep
     return session.options.on_full == "shift" and fits and not session.branches
 
 
@@ -37,5 +36,5 @@ def make_room(session: Timeline, n_tokens: int) -> None:
     """Shift until ``n_tokens`` more fit, where the session was opened so; raise CacheFull where they do not."""
     n_keep = int(session.options.n_keep)
     while not session.cache.cells.fit(n_tokens) and will_shift(session, n_tokens):
-        shift(session, n_keep, -(-(session.n_past - n_keep) // 2))
+        shift(session, n_keep, -(-(session.cache.cells.end() - n_keep) // 2))
     session.cache.room_for(n_tokens)

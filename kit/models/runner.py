@@ -17,8 +17,8 @@ from kit.models.cells import MAIN, Batch
 from kit.models.config import LlamaConfig
 from kit.models.passes import BuiltPass, PassBuilder, PassKey
 from kit.models.patches import Patch, watch
+from kit.models.prepared import Prepared
 from kit.models.shift import shift
-from kit.models.weights import Weights
 
 Values = dict[str, npt.NDArray[np.float32]]
 
@@ -27,7 +27,7 @@ class Runner:
     """The passes of one session over its cache. A batch that fails leaves no token in the cache."""
 
     def __init__(
-        self, backend: Backend, config: LlamaConfig, weights: Weights, cache: KVCache, choice: Choice, n_pass: int
+        self, backend: Backend, config: LlamaConfig, weights: Prepared, cache: KVCache, choice: Choice, n_pass: int
     ) -> None:
         self.backend = backend
         self.cache = cache

@@ -258,8 +258,9 @@ class Session(Timeline):
     def walked(self, batch: Batch, logits: npt.NDArray[np.float32], again: bool = False) -> None:
         """Take over the result of a completed walk."""
         if not again:
-            self.cache.cells.enter(batch)
-            self._seen([int(token) for token in batch.tokens])
+            with uninterrupted:
+                self.cache.cells.enter(batch)
+                self._seen([int(token) for token in batch.tokens])
         self._record([int(token) for token in batch.tokens], np.array(logits), {}, 0)
 
     def _record(self, ids: Sequence[int], rows: Any, values: dict[str, Any], time_ns: int) -> Run:

@@ -57,7 +57,7 @@ def _turn(passes: PassBuilder, cells: npt.NDArray[np.int64], by: int) -> None:
 def _turned(passes: PassBuilder, inputs: dict[str, Tensor]) -> list[Tensor]:
     """Return the keys of every layer after they are read as f32, rotated, and written where they were."""
     config, cache = passes.config, passes.cache
-    factors = config.rope.factors(passes.weights, cache.n_ctx)
+    factors = config.rope.factors(passes.weights.weights_for(1, 1), cache.n_ctx)
     written = []
     for keys in cache.k:
         n, width = len(inputs["rows"]), keys.shape[1]

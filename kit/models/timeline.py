@@ -68,7 +68,7 @@ class Timeline:
         self._parts.callback(context.close)
         place = context.for_device(model.backend.devices[-1], purpose="kv cache")
         self.cache = KVCache(place, model.config, self.n_ctx, self.attention.permuted_cache, options.types)
-        self.runner = Runner(model.backend, model.config, model.weights, self.cache, self.attention, options.n_pass)
+        self.runner = Runner(model.backend, model.config, model.prepared, self.cache, self.attention, options.n_pass)
         self._parts.callback(self.runner.close)
         self.runner.reserve()
 
@@ -95,7 +95,7 @@ class Timeline:
     @property
     def n_past(self) -> int:
         """Tokens of the session in the cache."""
-        return len(self._tokens)
+        return len(self.cache.cells.of(MAIN))
 
     def working(self) -> AbstractContextManager[Any]:
         """Return what holds the session for one piece of work, to be entered; a second one raises BusyError.
@@ -178,10 +178,12 @@ class Timeline:
         return self.cache.cells.batch(ids, MAIN, rows)
 
     def _seen(self, ids: list[int]) -> None:
-        self._tokens += ids
-        self._unseen.clear()
+        with uninterrupted:
+            self._tokens += ids
+            self._unseen.clear()
 
     def _end_walk(self) -> None:
+        self.cache.cells.agree(MAIN, len(self._tokens))
         if self._walk is not None:
             self._walk.close()
             self._walk = None

@@ -256,3 +256,17 @@ def test_free_cells_are_found_anywhere():
     ]
     with pytest.raises(kit.CacheFull, match=r"5 tokens do not fit.*n_ctx=6, 2 are used, 4 free"):
         cells.batch([1] * 5)
+
+
+def test_an_interrupt_between_cache_and_token_list_is_undone(session, monkeypatch):
+    def interrupted(ids):
+        raise KeyboardInterrupt
+
+    session.run(PREFIX)
+    monkeypatch.setattr(session, "_seen", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        session.run([9, 9, 9])
+    monkeypatch.undo()
+    assert session.tokens == tuple(PREFIX)
+    assert nmse(session.run([5, 6]).logits, alone(session, [*PREFIX, 5, 6])[-2:]) < NMSE
+    assert session.cache.cells.of().tolist() == list(range(len(PREFIX) + 2))

@@ -145,8 +145,16 @@ KINDS: dict[str, dict[str, Any]] = {
 UNSET = object()
 
 
-def write(path: str | os.PathLike[str], model: Tiny, *, vocab: bool = True, **changes: Any) -> None:
-    """Write ``model``; ``changes`` replace metadata values by key (dots as two underscores), UNSET leaves one out."""
+Raw = tuple[np.ndarray[Any, np.dtype[np.uint8]], int]
+
+
+def write(
+    path: str | os.PathLike[str], model: Tiny, *, vocab: bool = True, raw: dict[str, Raw] | None = None, **changes: Any
+) -> None:
+    """Write ``model``; ``changes`` replace metadata values by key (dots as two underscores), UNSET leaves one out.
+
+    ``raw`` are tensors' bytes in ggml types, by ggml's numbers, instead of float32.
+    """
     architecture = changes.pop("architecture", "mistral3" if model.temperature else "llama")
     values = _metadata(model) | {key.replace("__", "."): value for key, value in changes.items()}
     writer = gguf.GGUFWriter(os.fspath(path), architecture)
@@ -156,7 +164,11 @@ def write(path: str | os.PathLike[str], model: Tiny, *, vocab: bool = True, **ch
     if vocab:
         _add_vocabulary(writer)
     for name, array in model.tensors().items():
-        writer.add_tensor(name, array)
+        if raw and name in raw:
+            data, number = raw[name]  # as int8, whose shape the writer does not reckon out of bytes
+            writer.add_tensor(name, data.view(np.int8), raw_shape=array.shape, raw_dtype=number)  # type: ignore[arg-type]
+        else:
+            writer.add_tensor(name, array)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

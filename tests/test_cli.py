@@ -287,7 +287,7 @@ def test_the_demo_tells_the_whole_tour(demo_model_path: pathlib.Path, tmp_path: 
     page = tmp_path / "page.html"
     started = time.perf_counter()
     result = program("demo", "--out", page, "--model", demo_model_path, "-t", 1)
-    assert time.perf_counter() - started < 60
+    assert time.perf_counter() - started < 600
     assert result.returncode == 0
     assert result.stderr.replace(FONTS, "") == ""
     for fact in ("CPU.0", "134.5M parameters in 272 tensors", "kv cache", "The capital of France is Paris."):

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from kit.core.interrupts import uninterrupted
 from kit.errors import CacheFull
 from kit.models.cells import MAIN
 from kit.models.generation import Draws, stream
@@ -60,9 +61,10 @@ def go_back_to(session: Session, ids: list[int]) -> list[int]:
         oldest = int(cells.positions[cells.of(MAIN)].min(initial=n_kept))
         if cells.window is not None and oldest > max(n_kept - cells.window, 0):
             n_kept = 0  # what the next token has to see left the window, and is gone
-        cells.cut(MAIN, n_kept, max(cells.end(), n_kept))
-        del held[n_kept:]
-        session._unseen.clear()
+        with uninterrupted:
+            cells.cut(MAIN, n_kept, max(cells.end(), n_kept))
+            del held[n_kept:]
+            session._unseen.clear()
     return ids[n_kept:]
 
 

@@ -25,6 +25,7 @@ import numpy.typing as npt
 from kit.core import transfer
 from kit.core.compute import turn
 from kit.core.dtypes import dtype_by_id, to_array
+from kit.core.interrupts import uninterrupted
 from kit.errors import CacheFull, StateError
 from kit.models.cells import MAIN
 from kit.units import bytes_text
@@ -87,13 +88,18 @@ def restore(session: Session, path: str | os.PathLike[str]) -> None:
     with session.working(), turn():
         cells = session.cache.cells
         seen = np.arange(n_tokens - n_cells, n_tokens, dtype=np.int32)
-        cells.ends[MAIN] = n_tokens - n_cells
-        batch = cells.batch(ids[:n_tokens][seen].tolist())
-        put_rows(session.cache, batch.cells, rows)
-        cells.enter(batch)
-        cells.ends[MAIN] = n_tokens
-        session._tokens[:] = ids[:n_tokens].tolist()
-        session._unseen[:] = ids[n_tokens:].tolist()
+        try:
+            cells.ends[MAIN] = n_tokens - n_cells
+            batch = cells.batch(ids[:n_tokens][seen].tolist())
+            put_rows(session.cache, batch.cells, rows)
+        except BaseException:
+            cells.clear()
+            raise
+        with uninterrupted:
+            cells.enter(batch)
+            cells.ends[MAIN] = n_tokens
+            session._tokens[:] = ids[:n_tokens].tolist()
+            session._unseen[:] = ids[n_tokens:].tolist()
 
 
 def fingerprint(model: Model) -> str:

@@ -6,7 +6,7 @@ import contextlib
 import contextvars
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 MAX_SOURCE = 1 << 20
 MAX_CHARS = 1 << 24
@@ -83,29 +83,37 @@ def measured(value: Any) -> Any:
             raise LimitError(f"it makes a number of more than {MAX_BITS} bits")
         spend()
     elif isinstance(value, (list, tuple, dict, set)):
-        spend(steps=1 + _weight(value) // 16)
+        spend(steps=1 + extent(value).n_items // 16)
     else:
         spend()
     return value
 
 
-def _weight(value: Any) -> int:
-    """How many values are in ``value``, at any depth."""
-    n_items, n_chars, waiting = 0, 0, [value]
+class Extent(NamedTuple):
+    """How large a value is: values in it at any depth, characters of its texts, how deep lists lie in lists."""
+
+    n_items: int
+    n_chars: int
+    depth: int
+
+
+def extent(value: Any) -> Extent:
+    """Walk a value; LimitError as soon as it is too large."""
+    n_items, n_chars, deepest, waiting = 0, 0, 0, [(value, 1)]
     while waiting:
-        item = waiting.pop()
+        item, depth = waiting.pop()
         n_items += 1
+        deepest = max(deepest, depth)
         if isinstance(item, str):
             n_chars += len(item)
         elif isinstance(item, dict):
-            n_items += len(item)
-            waiting += item.values()
+            waiting += [(part, depth + 1) for pair in item.items() for part in pair]
         elif isinstance(item, (list, tuple, set)):
-            waiting += item
+            waiting += [(part, depth + 1) for part in item]
         if n_items + len(waiting) > MAX_ITEMS:
             raise LimitError(f"it makes a list of more than {MAX_ITEMS} values")
         require_chars(n_chars)
-    return n_items
+    return Extent(n_items, n_chars, deepest)
 
 
 def joined(pieces: Sequence[str], between: str = "") -> str:

@@ -22,11 +22,12 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-from kit.models.template_limits import MAX_CHARS, MAX_ITEMS, LimitError, joined, measured, require_chars, spend
+from kit.models.template_limits import MAX_CHARS, MAX_ITEMS, LimitError, extent, joined, measured, require_chars, spend
 
 _NO_FILTERS = ("pprint", "random", "striptags", "urlize", "xmlattr")
-_NO_METHODS = frozenset(("encode", "expandtabs", "format_map", "translate"))
-_WIDE_FIELD = re.compile(r"\d{5,}|\{[^{}]*\{|%[^a-zA-Z%]*\*")
+_NO_METHODS = frozenset(("encode", "expandtabs", "translate"))
+# A field of five digits, or one whose width comes from a value.
+_WIDE_FIELD = re.compile(r"%(\([^)]*\))?[^a-zA-Z%]*(\d{5}|\*)|\{[^{}]*(\d{5}|\{)")
 
 
 class TemplateEnvironment(ImmutableSandboxedEnvironment):
@@ -67,13 +68,6 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         """Refuse at once, where jinja2 waits until the value is used."""
         raise SecurityError(f"a template may not use the attribute {attribute!r} of a {type(obj).__name__}")
 
-    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """As jinja2, but no field may be wide."""
-        wrapped = super().wrap_str_format(value)
-        if wrapped is not None:
-            _check_format(str(value.__self__))
-        return wrapped
-
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """Compute ``left operator right``, unless the result would be too large."""
         _check_operands(operator, left, right)
@@ -81,9 +75,11 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
         """Call a function, method or macro."""
-        owner = getattr(__obj, "__self__", None)
+        method = getattr(__obj, "__wrapped__", __obj)  # jinja2 wraps str.format
+        owner = getattr(method, "__self__", None)
         if isinstance(owner, str):
-            _check_text_call(str(getattr(__obj, "__name__", "")), owner, args, kwargs)
+            args = tuple(list(arg) if isinstance(arg, Iterator) else arg for arg in args)
+            _check_text_call(str(getattr(method, "__name__", "")), owner, args, kwargs)
         spend()
         return measured(super().call(__context, __obj, *args, **kwargs))
 
@@ -166,7 +162,7 @@ def _raise(message: object) -> None:
 
 
 def _strftime_now(form: str) -> str:
-    _check_format(str(form))
+    _check_format(str(form), ())
     return datetime.datetime.now().strftime(form)
 
 
@@ -178,10 +174,13 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     """JSON as Hugging Face's templates expect it: letters as they are, no HTML escapes."""
-    if indent is not None and not (isinstance(indent, int) and 0 <= indent <= 64):
-        raise LimitError(f"tojson indents by {indent!r}; 0 to 64 are allowed")
     if isinstance(value, Iterator):
         value = list(value)
+    if indent is not None:
+        if not isinstance(indent, int) or not 0 <= indent <= 64:
+            raise LimitError(f"tojson indents by {indent!r}; 0 to 64 are allowed")
+        size = extent(value)
+        require_chars(size.n_chars + size.n_items * size.depth * indent)
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -213,7 +212,9 @@ def _check_filter(name: str, args: list[Any], kwargs: dict[str, Any]) -> None:
     elif name == "join" and isinstance(subject, (list, tuple, dict, str)):
         require_chars(len(subject) * n_fill)
     elif name == "format":
-        _check_format(str(subject))
+        _check_format(str(subject), (*args[1:], *kwargs.values()))
+    elif name == "round":
+        _check_widths(numbers, 100)
 
 
 def _check_text_call(name: str, owner: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -222,7 +223,9 @@ def _check_text_call(name: str, owner: str, args: tuple[Any, ...], kwargs: dict[
     if name == "replace" and len(args) >= 2 and isinstance(args[0], str) and isinstance(args[1], str):
         require_chars(len(owner) + owner.count(args[0]) * len(args[1]))
     elif name == "join" and args and hasattr(args[0], "__len__"):
-        require_chars(len(args[0]) * len(owner) + sum(len(item) for item in args[0] if isinstance(item, str)))
+        require_chars(len(args[0]) * len(owner) + extent(args[0]).n_chars)
+    elif name in ("format", "format_map"):
+        _check_format(owner, given)
 
 
 def _check_widths(numbers: Iterable[int], most: int) -> None:
@@ -240,11 +243,17 @@ def _check_operands(operator: str, left: Any, right: Any) -> None:
     elif operator == "**" and isinstance(left, int) and isinstance(right, int):
         require_chars(max(left.bit_length(), 1) * max(right, 0) * 100)
     elif operator == "%" and isinstance(left, (str, bytes)):
-        _check_format(left if isinstance(left, str) else left.decode("latin-1"))
+        _check_format(left if isinstance(left, str) else left.decode("latin-1"), right)
     elif operator == "+" and isinstance(left, str) and isinstance(right, str):
         require_chars(len(left) + len(right))
 
 
-def _check_format(form: str) -> None:
-    if _WIDE_FIELD.search(form):
+def _check_format(form: str, values: Any) -> None:
+    """Raise LimitError if ``form`` filled with ``values``, each of which many fields may name, might get too long."""
+    plain = form.replace("{{", "").replace("}}", "")
+    if _WIDE_FIELD.search(plain):
         raise LimitError(f"the format {form[:40]!r} has a field of five digits or of variable width")
+    n_fields = plain.count("%") + plain.count("{")
+    size = extent(values)
+    widths = sum(int(number) for number in re.findall(r"\d{1,4}", plain)) if n_fields else 0
+    require_chars(len(form) + widths + n_fields * (size.n_chars + size.n_items))

@@ -154,6 +154,23 @@ def test_a_larger_session_than_fits_is_refused(model, saved):
         small.restore(saved)
 
 
+def test_an_interrupt_while_rows_are_written_leaves_an_empty_session(session, saved, monkeypatch):
+    expected = session.run([9]).logits
+    real = saved_state.put_rows
+
+    def interrupted(cache, cells, data):
+        real(cache, cells[:1], data)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(saved_state, "put_rows", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            session.restore(saved)
+    assert session.tokens == () and session.n_past == 0 and session.cache.cells.end() == 0
+    session.restore(saved)
+    assert np.array_equal(session.run([9]).logits, expected)
+
+
 def test_another_models_state_is_refused_by_both_names(saved, tiny_path):
     with kit.load(tiny_path("biased"), n_threads=1) as other, other.session(n_ctx=64) as session:
         session.run([5])

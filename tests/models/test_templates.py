@@ -107,6 +107,13 @@ def test_llama_31_renders_the_format_of_its_model_card():
     )
 
 
+@pytest.mark.parametrize("case", json.loads((TEMPLATES / "transformers.json").read_text())["cases"])
+def test_a_published_template_gives_what_transformers_gives(case):
+    source = (TEMPLATES / case.pop("template")).read_text()
+    text = case.pop("text")
+    assert kit.ChatTemplate(source, bos_token="<s>", eos_token="</s>").render(**case) == text
+
+
 def test_mistral_nemo_renders_what_llama_cpp_renders_with_it():
     source = (TEMPLATES / "mistralai-Mistral-Nemo-Instruct-2407.jinja").read_text()
     assert kit.ChatTemplate(source, eos_token="</s>").render(TALK) == (
@@ -161,6 +168,8 @@ def test_json_is_written_as_hugging_face_writes_it():
         ("{% for x in [[1, [2]], [3]] recursive %}{{ x if x is number else loop(x) }}{% endfor %}", "123"),
         ("{{ [1, 2] + [3] }}{{ {'a': 1} | items | list }}{{ 'x' in ('x', 'y') }}", "[1, 2, 3][('a', 1)]True"),
         ("{{ bos_token }}{{ add_generation_prompt }}", "<s>True"),
+        ("{{ '{{{}}}: 12345678 {x:>3}'.format(1, x=2) }}{{ '100000 %s%%' % 5 }}", "{1}: 12345678   2100000 5%"),
+        ("{{ messages | map(attribute='role') | tojson }}", '["user"]'),
     ],
 )  # fmt: skip
 def test_what_templates_of_hugging_face_use_works(source, text):
@@ -224,6 +233,17 @@ GREEDY_TEMPLATES = [
     "{{ range(10**5) | join('x' * 10**6) }}",
     "{{ ('x' * 10**6).join('y' * 10**6) }}",
     "{{ '%1000000000d' % 1 }}",
+    "{{ '%(a)1000000000d' % {'a': 1} }}",
+    "{{ '%.1000000000f' % 1 }}",
+    "{{ ('%9999d' * 10**5) % ((1,) * 10**5) }}",
+    "{{ ('%(a)s' * 1000) % {'a': 'x' * 10**6} }}",
+    "{{ ('{0}' * 1000).format('x' * 10**6) }}",
+    "{{ ('{a}' * 1000).format_map({'a': 'x' * 10**6}) }}",
+    "{{ ('%s' * 1000) | format(*[['x' * 10**4] * 10] * 1000) }}",
+    "{{ ('x' * 10**6).join(range(10**5) | map('string')) }}",
+    "{{ 1 | round(16000000, 'floor') }}",
+    "{% set n = namespace(x=range(10**5) | list) %}{% for i in range(200) %}{% set n.x = [n.x] %}{% endfor %}"
+    "{{ n.x | tojson(indent=64) }}",
     "{{ '%*d' % (10**9, 1) }}",
     "{{ '%1000000000d' | format(1) }}",
     "{{ '{:1000000000}'.format(1) }}",

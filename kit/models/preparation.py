@@ -162,12 +162,13 @@ def _groups(weights: Mapping[str, Tensor], wanted: Prepare) -> Iterator[tuple[st
 
 
 def _fit(weights: Mapping[str, Tensor], at: str, parts: tuple[str, ...]) -> bool:
-    """Whether the matrices have one type and one width, all or none a bias, and none a factor of its own."""
+    """Whether the matrices have one type and one width, all or none a bias, and no factor of their own."""
     found = [weights[f"{at}{part}.weight"] for part in parts]
     biases = {f"{at}{part}.bias" in weights for part in parts}
+    if any(f"{at}{part}.scale" in weights for part in parts) or (True in biases and found[0].ndim == 3):
+        return False
     same = {(t.dtype, t.shape[:-2], t.shape[-1]) for t in found}
-    scaled = any(f"{at}{part}.scale" in weights for part in parts)
-    return len(same) == 1 and len(biases) == 1 and not scaled and all(map(on_host, found))
+    return len(same) == 1 and len(biases) == 1 and all(map(on_host, found))
 
 
 def _decide(

@@ -15,8 +15,10 @@ import numpy as np
 import pytest
 
 import kit
+from kit.core import copies
 from kit.core.dtypes import dtype_of, from_array
 from kit.core.repack import repack_type
+from kit.models.preparation import plan_preparation
 from kit.models.prepared import PREFILL_TOKENS
 
 from . import tiny
@@ -167,6 +169,34 @@ def test_only_matrices_that_a_kernel_takes_are_repacked(tmp_path):
     with kit.load(tmp_path / "m.gguf", n_threads=1) as model:
         ways = {part.name: part.way for part in model.prepared.plan.parts}
     assert ways["blk.1.attn_qkv.weight"] == "repacked" and ways["output.weight"] == "repacked"
+
+
+@pytest.mark.parametrize(
+    ("shapes", "joined"),
+    [
+        ({"q.weight": (64, 64), "k.weight": (32, 64), "v.weight": (32, 64)}, True),
+        ({"q.weight": (64, 64), "k.weight": (32, 64), "v.weight": (32, 64), "k.scale": (1,)}, False),
+        ({"q.weight": (64, 64), "k.weight": (32, 64), "v.weight": (32, 64), "k.bias": (32,)}, False),
+        ({"q.weight": (64, 64), "k.weight": (32, 64)}, False),
+    ],
+    ids=["alike", "one has a factor", "one has a bias", "one is missing"],
+)
+def test_only_matrices_that_are_alike_are_joined(backend, shapes, joined):
+    with kit.Context(backend) as ctx:
+        weights = {f"blk.0.attn_{name}": ctx.tensor(shape).set(0) for name, shape in shapes.items()}
+        plan = plan_preparation(weights, JOIN, mapped=True)
+    assert ("blk.0.attn_qkv.weight" in [part.name for part in plan.parts]) == joined
+
+
+def test_experts_are_joined_expert_by_expert(backend):
+    with kit.Context(backend) as ctx:
+        values = {name: np.random.default_rng(len(name)).random((3, 8, 32), np.float32) for name in ("gate", "up")}
+        weights = {f"blk.0.ffn_{name}_exps.weight": ctx.tensor((3, 8, 32)).set(v) for name, v in values.items()}
+        (part,) = plan_preparation(weights, JOIN, mapped=True).parts
+        target = ctx.tensor(part.shape, name=part.name).set(0)
+        copies.join(target, [weights[name] for name in part.sources])
+        assert part.name == "blk.0.ffn_gate_up_exps.weight"
+        assert np.array_equal(target.numpy(), np.concatenate([values["gate"], values["up"]], axis=1))
 
 
 def test_the_budget_is_kept_and_what_it_refused_is_told(tmp_path):

@@ -29,7 +29,7 @@ class Options:
 
     def __str__(self) -> str:
         flash, repack = "flash" if self.flash else "no flash", "" if self.repack else ", no repack"
-        return f"{self.threads}, {flash}, ubatch {self.n_ubatch}{repack}"
+        return f"llama-bench, {self.threads}, {flash}, ubatch {self.n_ubatch}{repack}"
 
     @property
     def threads(self) -> str:

@@ -62,9 +62,9 @@ def run(rounds: int, scale: float) -> list[Figure]:
     except PeerMissing as error:
         return [Figure("beside llama.cpp", 0, note=f"not measured: {error}")]
     n_most = min(2, os.cpu_count() or 1)
-    lines = []
+    lines: list[Figure] = []
     for n_threads, flash in itertools.product(sorted({n_most, 1}, reverse=True), (True, False)):
-        lines += same_settings(bench, probe, Options(n_threads, flash), work)
+        lines += _told(same_settings(bench, probe, Options(n_threads, flash), work))
     with contextlib.ExitStack() as stack:
         try:
             folder = torch_peer.checkpoint(files.model_file("Q4_1"))
@@ -74,10 +74,17 @@ def run(rounds: int, scale: float) -> list[Figure]:
             lines.append(Figure("beside transformers", 0, note=f"not measured: {error}"))
         for type_name in files.TYPES:
             try:
-                lines += by_type(bench, probe, torch, type_name, n_most, work)
+                lines += _told(by_type(bench, probe, torch, type_name, n_most, work))
             except PeerMissing as error:
                 lines.append(Figure(f"{type_name} beside llama.cpp", 0, note=f"not measured: {error}"))
     return lines
+
+
+def _told(figures: list[Figure]) -> list[Figure]:
+    """Print them to standard error as they are found: a whole run takes long, and what was measured is not lost."""
+    for figure in figures:
+        print(f"{figure.name}: {figure.value:.2f} of {figure.peer}'s time; {figure.note}", file=sys.stderr, flush=True)
+    return figures
 
 
 def same_settings(bench: Path, probe: Probe, options: Options, work: Work) -> list[Figure]:
@@ -89,7 +96,7 @@ def same_settings(bench: Path, probe: Probe, options: Options, work: Work) -> li
             candidates[f"{kind} llama-bench"] = _bench(bench, path, options, kind, work)
         times = samples(candidates, work.rounds)
     table = Comparison(path, times, work)
-    name = f"{options.n_threads} threads, {'flash' if options.flash else 'no flash'}"
+    name = f"{options.threads}, {'flash' if options.flash else 'no flash'}"
     lines = []
     for setting in OURS:
         key = _key(setting, options.flash)

@@ -29,7 +29,12 @@ class Options:
 
     def __str__(self) -> str:
         flash, repack = "flash" if self.flash else "no flash", "" if self.repack else ", no repack"
-        return f"{self.n_threads} threads, {flash}, ubatch {self.n_ubatch}{repack}"
+        return f"llama-bench, {self.threads}, {flash}, ubatch {self.n_ubatch}{repack}"
+
+    @property
+    def threads(self) -> str:
+        """The number of threads as text."""
+        return f"{self.n_threads} thread{'s' if self.n_threads > 1 else ''}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -49,7 +49,7 @@ def test_settings_reach_the_command_line() -> None:
     options = Options(1, flash=False, n_ubatch=128, repack=False)
     line = llama_bench.command(pathlib.Path("llama-bench"), pathlib.Path("m.gguf"), options, prefill=512)
     assert " ".join(line) == "llama-bench -m m.gguf -t 1 -fa off -ub 128 --repack 0 -p 512 -n 0 -r 1 -o json"
-    assert str(options) == "1 threads, no flash, ubatch 128, no repack"
+    assert str(options) == "llama-bench, 1 thread, no flash, ubatch 128, no repack"
 
 
 @pytest.mark.long

@@ -27,7 +27,7 @@ import json, os, sys, time
 import numpy as np
 import kit
 from kit.core.native import ffi
-from kit.models.weights import Weights
+from kit.models.weights.weights import Weights
 
 path, how, readers, cold = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4] == "cold"
 backend = kit.Backend(n_threads=1)

@@ -44,14 +44,14 @@ if TYPE_CHECKING:
     from kit.core.graph import Graph
     from kit.core.tensor import Tensor
     from kit.memory.tracker import Tracker
-    from kit.models.convert import Conversion, convert
+    from kit.models.chat.templates import ChatTemplate
+    from kit.models.convert.convert import Conversion, convert
+    from kit.models.files.store import find_model
     from kit.models.model import Model, load
-    from kit.models.preparation import Prepare
-    from kit.models.sampler import Sampler
-    from kit.models.session import Session
-    from kit.models.store import find_model
-    from kit.models.templates import ChatTemplate
-    from kit.models.tokenizer import Tokenizer
+    from kit.models.session.sampler import Sampler
+    from kit.models.session.session import Session
+    from kit.models.text.tokenizer import Tokenizer
+    from kit.models.weights.preparation import Prepare
 
 __version__ = "0.1.0"
 
@@ -65,16 +65,16 @@ _HOME = {
     "Graph": "kit.core.graph",
     "Tensor": "kit.core.tensor",
     "Tracker": "kit.memory.tracker",
-    "Conversion": "kit.models.convert",
-    "convert": "kit.models.convert",
+    "Conversion": "kit.models.convert.convert",
+    "convert": "kit.models.convert.convert",
     "Model": "kit.models.model",
     "load": "kit.models.model",
-    "Sampler": "kit.models.sampler",
-    "Prepare": "kit.models.preparation",
-    "Session": "kit.models.session",
-    "find_model": "kit.models.store",
-    "ChatTemplate": "kit.models.templates",
-    "Tokenizer": "kit.models.tokenizer",
+    "Sampler": "kit.models.session.sampler",
+    "Prepare": "kit.models.weights.preparation",
+    "Session": "kit.models.session.session",
+    "find_model": "kit.models.files.store",
+    "ChatTemplate": "kit.models.chat.templates",
+    "Tokenizer": "kit.models.text.tokenizer",
 }
 _MODULES = {"ops": "kit.core.ops", "memory": "kit.memory"}
 

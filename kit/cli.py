@@ -51,7 +51,7 @@ def _generating(command: Callable[..., Any]) -> Callable[..., Any]:
 def _opened(file: str, threads: int | None, settings: dict[str, Any]) -> Iterator[tuple[Any, dict[str, Any]]]:
     """Give a session with the model in ``file``, and what the options of `_generating` ask of a generation."""
     from kit.models.model import load
-    from kit.models.sampler import Sampler
+    from kit.models.session.sampler import Sampler
 
     opening = {name: settings.pop(name) for name in ("n_ctx", "flash_attn")}
     asked = {name: settings.pop(name) for name in ("max_tokens", "stop")}
@@ -135,7 +135,7 @@ def devices() -> None:
 def gguf(file: str, as_json: bool, tensors: bool) -> None:
     """Show what is in a GGUF file, without loading it."""
     from kit.core.gguf import GGUFFile
-    from kit.models.store import find_model
+    from kit.models.files.store import find_model
 
     opened = GGUFFile(find_model(file, fetch=False))
     if as_json:
@@ -236,9 +236,9 @@ def bench(
         _require_writable(page, "--html")
     from kit.core.backend import Backend
     from kit.core.gguf import GGUFFile
+    from kit.models.architecture.config import LlamaConfig
     from kit.models.attention_lab import LabShape, attention_lab
-    from kit.models.config import LlamaConfig
-    from kit.models.store import find_model
+    from kit.models.files.store import find_model
     from kit.views.attention_bars import AttentionBars
     from kit.views.terminal import console, lab_table
 
@@ -358,7 +358,7 @@ def model() -> None:
 @click.argument("name")
 def model_get(name: str) -> None:
     """Fetch a model kit knows into the cache, verified by hash; print its path."""
-    from kit.models.store import fetch_model
+    from kit.models.files.store import fetch_model
 
     click.echo(fetch_model(name, progress=sys.stderr.isatty()))
 
@@ -366,7 +366,7 @@ def model_get(name: str) -> None:
 @model.command("list")
 def model_list() -> None:
     """List the models kit can fetch, and those other tools left on this machine."""
-    from kit.models.store import known_models, local_models
+    from kit.models.files.store import known_models, local_models
     from kit.units import bytes_text
     from kit.views.terminal import console, models_table, table
 
@@ -395,7 +395,7 @@ def convert(source: Path, out: Path, dtype: str, ignore: tuple[str, ...], thread
 
     SOURCE is a folder with config.json, safetensors and a tokenizer, or a GGUF file.
     """
-    from kit.models.convert import convert as run_convert
+    from kit.models.convert.convert import convert as run_convert
 
     done = run_convert(source, out, dtype, progress=sys.stderr.isatty(), n_threads=threads, ignore=ignore)
     click.echo(done.text())

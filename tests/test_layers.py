@@ -29,7 +29,7 @@ ROOMS = {
 }
 
 #: May fetch a view inside a function: who holds the data offers the picture, and knows only where pictures are drawn.
-ASK_A_VIEW = {"kit.models.run"}
+ASK_A_VIEW = {"kit.models.session.run"}
 
 
 def _modules() -> dict[str, pathlib.Path]:

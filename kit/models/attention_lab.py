@@ -22,8 +22,8 @@ from kit.core.backend import Backend
 from kit.core.context import Context
 from kit.core.tensor import Tensor
 from kit.errors import ArgumentError
-from kit.models.attention import Kind, attend, mask_dtype
-from kit.models.config import LlamaConfig
+from kit.models.architecture.attention import Kind, attend, mask_dtype
+from kit.models.architecture.config import LlamaConfig
 from kit.units import bytes_text, time_text
 
 _LARGEST = 1 << 28

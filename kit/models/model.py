@@ -17,23 +17,23 @@ from kit.core.gguf import GGUFFile
 from kit.core.interrupts import uninterrupted
 from kit.core.scope import keeping, scope
 from kit.errors import ArgumentError, ClosedError, GGUFError, UnsupportedModel
-from kit.models.cache import CacheTypes
-from kit.models.config import LlamaConfig
-from kit.models.layout import check_tensors
-from kit.models.lens import Lens, top_entries
-from kit.models.options import OnFull, SessionOptions
-from kit.models.preparation import Prepare
-from kit.models.prepared import Prepared
-from kit.models.run import LensEntry
-from kit.models.session import Session
-from kit.models.store import find_model
-from kit.models.tokenizer import Tokenizer
-from kit.models.walk import refuse_reentry
-from kit.models.weights import Weights
+from kit.models.architecture.config import LlamaConfig
+from kit.models.architecture.layout import check_tensors
+from kit.models.architecture.lens import Lens, top_entries
+from kit.models.cache.cache import CacheTypes
+from kit.models.files.store import find_model
+from kit.models.session.options import OnFull, SessionOptions
+from kit.models.session.run import LensEntry
+from kit.models.session.session import Session
+from kit.models.session.walk import refuse_reentry
+from kit.models.text.tokenizer import Tokenizer
+from kit.models.weights.preparation import Prepare
+from kit.models.weights.prepared import Prepared
+from kit.models.weights.weights import Weights
 from kit.units import bytes_text
 
 if TYPE_CHECKING:
-    from kit.models.templates import ChatTemplate
+    from kit.models.chat.templates import ChatTemplate
 
 DEFAULT_CTX = 2048
 
@@ -89,7 +89,7 @@ class Model:
     @cached_property
     def chat_template(self) -> ChatTemplate:
         """The file's chat template, or the built-in form its special tokens belong to; TemplateError without either."""
-        from kit.models.templates import ChatTemplate
+        from kit.models.chat.templates import ChatTemplate
 
         return ChatTemplate.from_metadata(self._file.metadata, self.tokenizer, str(self.path))
 

@@ -15,7 +15,7 @@ from kit.views.run_view import RunView
 from kit.views.stage_table import StageTable
 
 if TYPE_CHECKING:
-    from kit.models.run import Run
+    from kit.models.session.run import Run
 
 __all__ = [
     "AttentionBars",

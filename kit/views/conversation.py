@@ -13,8 +13,8 @@ from kit.errors import CacheFull, TemplateError
 from kit.views.tokens import line_text
 
 if TYPE_CHECKING:
-    from kit.models.session import Session
-    from kit.models.streaming import Token
+    from kit.models.session.session import Session
+    from kit.models.text.streaming import Token
 
 
 class Speaker:

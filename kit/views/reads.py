@@ -12,7 +12,7 @@ from kit.views.theme import Theme
 if TYPE_CHECKING:
     from matplotlib.figure import FigureBase
 
-    from kit.models.read_trace import ReadTrace
+    from kit.models.weights.read_trace import ReadTrace
 
 
 @dataclass(frozen=True, repr=False)

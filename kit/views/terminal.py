@@ -17,7 +17,7 @@ from kit.core.devices import Device
 from kit.core.gguf import GGUFFile
 from kit.core.gguf_view import fold_tensors
 from kit.models.attention_lab import LabReport
-from kit.models.local import LocalModel
+from kit.models.files.local import LocalModel
 from kit.units import bytes_text, count_text, ne_text, shape_text, time_text
 from kit.views.attention_bars import HEAD, cells_of
 from kit.views.bars import PurposeBars

@@ -7,7 +7,7 @@ import unicodedata
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kit.models.streaming import Token
+    from kit.models.text.streaming import Token
 
 _MARKS = {" ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍"}
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import kit
-from kit.models import sections
+from kit.models.weights import sections
 
 from . import tiny
 

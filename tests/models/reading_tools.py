@@ -7,7 +7,7 @@ from typing import Any
 
 import kit
 from kit.core.gguf import GGUFFile
-from kit.models.weights import Weights
+from kit.models.weights.weights import Weights
 
 
 class Closing:

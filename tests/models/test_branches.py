@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import kit
-from kit.models.cells import MAX_SEQUENCES, Cells
+from kit.models.cache.cells import MAX_SEQUENCES, Cells
 
 PREFIX = [1, 100, 7, 42, 42, 250]
 PROMPTS = [[5, 6, 7], [9], [30, 31, 32, 33, 34]]

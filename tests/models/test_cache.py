@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import kit
-from kit.models.cache import CacheTypes
+from kit.models.cache.cache import CacheTypes
 
 from . import tiny
 from .reference import forward

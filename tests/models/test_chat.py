@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
 import kit
-from kit.models.chat import chat_ids
+from kit.models.chat.chat import chat_ids
 
 from .test_generation import GREEDY, Script, ids_of, say
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 import kit
 from kit.cli import main
-from kit.models.convert_types import target_names
+from kit.models.convert.types import target_names
 
 from .checkpoint import N_TOKENS, Checkpoint, forward, frequencies
 

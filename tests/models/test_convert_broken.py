@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 import kit
-from kit.models.convert_config import read_config
-from kit.models.convert_safetensors import Checkpoint as SafetensorsCheckpoint
-from kit.models.convert_safetensors import Entry
+from kit.models.convert.config import read_config
+from kit.models.convert.safetensors import Checkpoint as SafetensorsCheckpoint
+from kit.models.convert.safetensors import Entry
 
 from .checkpoint import Checkpoint, write_json, write_safetensors
 

@@ -11,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer as Library
 
 import kit
-from kit.models.convert_vocab import read_vocab
+from kit.models.convert.vocab import read_vocab
 
 from .checkpoint import N_TOKENS, SPECIAL, Checkpoint, tokenizer_json, write_json
 

@@ -18,8 +18,8 @@ import kit
 from kit.core import copies
 from kit.core.dtypes import dtype_of, from_array
 from kit.core.repack import repack_type
-from kit.models.preparation import plan_preparation
-from kit.models.prepared import PREFILL_TOKENS
+from kit.models.weights.preparation import plan_preparation
+from kit.models.weights.prepared import PREFILL_TOKENS
 
 from . import tiny
 from .reference import forward
@@ -237,7 +237,7 @@ def test_closing_the_model_frees_what_was_prepared(tmp_path):
 
 
 def test_a_failure_leaves_nothing(tmp_path, monkeypatch):
-    from kit.models import prepared
+    from kit.models.weights import prepared
 
     write_quantized(tmp_path / "m.gguf", "q4_0")
     before = {str(resource) for resource in kit.memory.live()}

@@ -15,9 +15,9 @@ import pytest
 import kit
 from kit.core.gguf import GGUFFile
 from kit.errors import GGUFReadError
-from kit.models import reading, sections
-from kit.models.failures import Failures
-from kit.models.weights import Weights
+from kit.models.weights import reading, sections
+from kit.models.weights.failures import Failures
+from kit.models.weights.weights import Weights
 
 from .reading_tools import read_weights
 

@@ -14,9 +14,9 @@ import pytest
 import kit
 from kit.core.gguf import GGUFFile
 from kit.errors import GGUFNotFound
-from kit.models import reading, sections
-from kit.models.read_trace import Read, ReaderTrace, ReadTrace
-from kit.models.weights import Weights
+from kit.models.weights import reading, sections
+from kit.models.weights.read_trace import Read, ReaderTrace, ReadTrace
+from kit.models.weights.weights import Weights
 
 from . import tiny
 from .reading_tools import read_weights

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from kit.errors import ArgumentError, KitError, ShapeError
-from kit.models.sampler import Sampler
+from kit.models.session.sampler import Sampler
 
 LOGITS = hnp.arrays(np.float32, st.integers(1, 60), elements=st.floats(-30, 30, width=32))
 SAMPLERS = st.builds(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import kit
-from kit.models import saved_state
+from kit.models.cache import saved_state
 
 from .test_generation import GREEDY, IDS, ids_of
 

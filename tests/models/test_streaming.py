@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kit.models.streaming import Holder, StopFinder, Token
+from kit.models.text.streaming import Holder, StopFinder, Token
 
 PIECES = st.lists(st.text("ab\n", max_size=3), max_size=12)
 STOPS = st.lists(st.text("ab\n", min_size=1, max_size=4), max_size=3)

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kit
-from kit.models import template_limits
-from kit.models.template_forms import FORMS
-from kit.models.tokenizer import Tokenizer
+from kit.models.chat import limits as template_limits
+from kit.models.chat.forms import FORMS
+from kit.models.text.tokenizer import Tokenizer
 
 TEMPLATES = pathlib.Path(__file__).parent / "data" / "templates"
 HI = [{"role": "user", "content": "Hi"}]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
 from kit.errors import ArgumentError, GGUFError, KitError, MissingKey, UnsupportedModel
-from kit.models.tokenizer import Tokenizer
+from kit.models.text.tokenizer import Tokenizer
 
 DATA = pathlib.Path(__file__).parent / "data"
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(1, 7)

@@ -13,8 +13,8 @@ import pytest
 
 import kit
 from kit.core.gguf import GGUFFile
-from kit.models import sections
-from kit.models.weights import Weights
+from kit.models.weights import sections
+from kit.models.weights.weights import Weights
 
 from . import tiny
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from kit.core.ledger import Resource
-from kit.models.read_trace import Read, ReaderTrace, ReadTrace
-from kit.models.run import LensEntry, Run
+from kit.models.session.run import LensEntry, Run
+from kit.models.weights.read_trace import Read, ReaderTrace, ReadTrace
 from kit.views import AttentionView, GrowthView, LensGrid, PurposeBars, ReadsView, RunView, StageTable, View
 from kit.views.stage_table import StageRow
 

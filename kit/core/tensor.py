@@ -13,7 +13,7 @@ from kit.core.checks import check_name
 from kit.core.compute import turn
 from kit.core.dtypes import dtype_by_id
 from kit.core.native import ffi, lib, text
-from kit.errors import ArgumentError, ClosedError, NotComputedError, ShapeError
+from kit.errors import ClosedError, DTypeError, NotComputedError, ShapeError
 from kit.units import shape_text
 
 if TYPE_CHECKING:
@@ -302,8 +302,8 @@ def _load_ops() -> Any:
     return _ops
 
 
-def _array_is_no_tensor(beside: Tensor) -> ArgumentError:
-    return ArgumentError(
+def _array_is_no_tensor(beside: Tensor) -> DTypeError:
+    return DTypeError(
         f"an array cannot be a node of a graph beside {beside.label}: "
         "make it a tensor, ctx.tensor(array.shape).set(array), or an input that compute() feeds"
     )

@@ -188,6 +188,7 @@ class Session:
         with self.working(), scope("prefill"):
             self._end_walk()
             self._catch_up(len(ids))
+            self.model.prepared.fill_for(len(ids))  # here an interrupt may come
             with uninterrupted:
                 built = self._passes.build(self._key(len(ids), len(ids), looked_at=True), apart=True)
                 try:

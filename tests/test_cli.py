@@ -57,7 +57,7 @@ def test_version() -> None:
 
 def test_help_names_every_command() -> None:
     text = invoke("--help").output
-    assert set(main.commands) == {"costs", "demo", "devices", "gguf", "model", "run", "step", "watch"}
+    assert set(main.commands) == {"backend", "costs", "demo", "devices", "gguf", "model", "run", "step", "watch"}
     assert all(re.search(rf"^  {name} +\S", text, re.MULTILINE) for name in main.commands)
 
 

@@ -109,6 +109,7 @@ class Session(Timeline):
         with self.working(), scope("prefill"):
             self._end_walk()
             self._catch_up(len(ids))
+            self.model.prepared.fill_for(len(ids))  # here an interrupt may come
             with uninterrupted:
                 batch = self._batch(ids, "all")
                 built = self.runner.apart(batch)

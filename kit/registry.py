@@ -13,10 +13,8 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from filelock import FileLock, Timeout
-from tqdm import tqdm
-
 from kit.errors import FetchError
+from kit.progress import byte_bar
 
 _POLL_S = 0.1
 
@@ -31,7 +29,7 @@ def byte_bars(progress: bool) -> Bar:
     """Return what makes progress bars in bytes; they show nothing unless ``progress``."""
 
     def bar(title: str, total: int) -> AbstractContextManager[Any]:
-        return tqdm(total=total, desc=title, unit="B", unit_scale=True, disable=not progress, leave=False)
+        return byte_bar(title, total, shown=progress, leave=False)
 
     return bar
 
@@ -39,12 +37,14 @@ def byte_bars(progress: bool) -> Bar:
 @contextmanager
 def only_one(target: Path, doing: str, progress: bool) -> Iterator[None]:
     """Hold the lock of ``target``; says so if it has to wait. The lock goes with its process, however that ends."""
+    from filelock import FileLock, Timeout  # which loads asyncio and ssl: only where something is fetched
+
     lock = FileLock(f"{target}.lock")
     try:
         lock.acquire(timeout=0)
     except Timeout:
         if progress:
-            tqdm.write(f"another process is {doing}; waiting for it", file=sys.stderr)
+            print(f"another process is {doing}; waiting for it", file=sys.stderr)
         lock.acquire()
     try:
         yield

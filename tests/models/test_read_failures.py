@@ -125,7 +125,7 @@ def test_what_is_no_error_of_the_system_is_not_lost_either(split, backend, small
 
 def test_a_progress_bar_that_fails_is_no_silent_end_of_the_reading(split, backend, small_chunks, monkeypatch):
     class Broken:
-        def __init__(self, **options: object) -> None:
+        def __init__(self, *what: object, **options: object) -> None:
             pass
 
         def close(self) -> None:
@@ -134,7 +134,7 @@ def test_a_progress_bar_that_fails_is_no_silent_end_of_the_reading(split, backen
         def update(self, nbytes: int) -> None:
             raise BrokenPipeError("nobody reads the bar")
 
-    monkeypatch.setattr(reading, "tqdm", Broken)
+    monkeypatch.setattr(reading, "byte_bar", Broken)
     with pytest.raises(BrokenPipeError, match="nobody reads the bar"):
         read_weights(split[0], backend, readers=2)
 

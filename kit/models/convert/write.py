@@ -19,13 +19,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-from tqdm.auto import tqdm
 
 from kit.core.dtypes import from_array
 from kit.core.interrupts import uninterrupted
 from kit.core.native import ffi, lib
 from kit.errors import ConversionError
 from kit.models.convert.plan import PlannedTensor, Slab
+from kit.progress import byte_bar
 from kit.units import bytes_text
 
 ALIGNMENT = 32
@@ -64,7 +64,7 @@ def write(
         raise ConversionError(f"{target} needs {bytes_text(needed)}, its disk has {bytes_text(free)} free")
     with (
         _replacing(target) as file,
-        tqdm(total=needed, unit="B", unit_scale=True, desc=target.name, disable=not progress) as bar,
+        byte_bar(target.name, needed, shown=progress) as bar,
     ):
         try:
             write_header(Path(file.name))

@@ -6,8 +6,6 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from tqdm.auto import tqdm
-
 from kit.core import copies
 from kit.core.backend import Backend
 from kit.core.compute import turn
@@ -18,6 +16,7 @@ from kit.core.repack import repack_type
 from kit.core.tensor import Tensor
 from kit.models.weights.preparation import Part, Preparation, Prepare, plan_preparation
 from kit.models.weights.weights import Weights
+from kit.progress import byte_bar
 from kit.units import bytes_text
 
 #: Passes over fewer tokens read the weights as decoding does: there the smaller form is as fast.
@@ -65,8 +64,8 @@ class Prepared:
 
     def _fill(self, made: list[tuple[Part, Tensor]]) -> None:
         total = sum(part.nbytes for part, _ in made)
-        quiet = not self._progress or total < 1 << 28
-        with tqdm(total=total, unit="B", unit_scale=True, desc="prepare weights", disable=quiet, leave=False) as bar:
+        shown = self._progress and total >= 1 << 28
+        with byte_bar("prepare weights", total, shown=shown, leave=False) as bar:
             for part, tensor in made:
                 _WAYS[part.way](tensor, [self._weights[name] for name in part.sources])
                 tensor.core.ready.add(tensor.address)

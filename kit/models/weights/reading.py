@@ -20,8 +20,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from io import FileIO
 
-from tqdm.auto import tqdm
-
 from kit.core.gguf import GGUFPart
 from kit.core.interrupts import uninterrupted
 from kit.core.native import ffi
@@ -29,6 +27,7 @@ from kit.errors import GGUFError, GGUFNotFound, GGUFReadError
 from kit.models.weights.failures import Failures
 from kit.models.weights.read_trace import Read, ReaderTrace, ReadTrace
 from kit.models.weights.sections import Chunk, Piece, shares
+from kit.progress import byte_bar
 
 
 class _Gate:
@@ -82,7 +81,7 @@ def read_all(work: list[Chunk], n_readers: int, *, title: str, progress: bool) -
     gate, failures = _Gate(), Failures()
     total = sum(chunk.nbytes for chunk in work)
     with uninterrupted:  # tqdm's one lock of the process would stay taken
-        bar = tqdm(total=total, unit="B", unit_scale=True, desc=title, disable=not progress)
+        bar = byte_bar(title, total, shown=progress)
     try:
         readers = _run_readers(parts, bar.update, gate, failures)
     finally:

@@ -8,6 +8,8 @@ from typing import Any, Protocol, Self
 class Bar(Protocol):
     """What a bar does; a context manager that closes it."""
 
+    total: Any
+
     def update(self, n: float = 1) -> Any:
         """Go on by ``n``."""
 
@@ -21,6 +23,8 @@ class Bar(Protocol):
 
 class _Unseen:
     """A bar nobody asked for."""
+
+    total: float | None = None
 
     def update(self, n: float = 1) -> None:
         pass

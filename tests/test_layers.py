@@ -16,7 +16,7 @@ ROOMS = {
     "log": 0,
     "tables": 0,
     "files": 0,
-    "progress": 0,
+    "progress": -1,
     "registry": 0,
     "core": 1,
     "memory": 2,

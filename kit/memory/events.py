@@ -230,6 +230,8 @@ def device_name(record: Records) -> str:
     What is no buffer is on the host, and so is a CPU buffer, of which ggml names no device. A buffer of which ggml
     does not tell is on a device called as its buffer type.
     """
+    if store.KINDS[int(record["kind"])] != "buffer":
+        return "CPU.0"
     type_ = store.name_text(int(record["type"]))
     name = store.name_device(int(record["type"])) or type_
     if not name or name.startswith("CPU"):

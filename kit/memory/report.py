@@ -183,7 +183,7 @@ class MemoryReport:
         """What the system sees beside what was tracked."""
         grown = self.after.since(self.before)
         r = self.recording.records[self._live]
-        files = int(r["size"][r["kind"] == 5].sum())
+        files = int(r["size"][store.are_files(r)].sum())
         tracked = self.live_nbytes - files
         own = store.own_nbytes(len(self.recording))
         return Unaccounted(

@@ -130,6 +130,12 @@ def name_device(number: int) -> str:
     return c_text(lib.kit_name_device(int(number)))
 
 
+def are_files(records: Records) -> npt.NDArray[np.bool_]:
+    """Tell which records are of mapped files, and not of memory that Python has mapped."""
+    types = [number for number in np.unique(records["type"]) if name_text(number) == "mapped file"]
+    return (records["kind"] == KINDS.index("mapping")) & np.isin(records["type"], types)
+
+
 def labels() -> Labels:
     """Return what kit says of its own things; grows while somebody tracks, begins anew with the next first tracker."""
     return _labels

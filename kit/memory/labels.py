@@ -49,8 +49,9 @@ class Labels:
         kind = (owner, resource.purpose, name)
         number = self._kind_numbers.get(kind)
         if number is None:
-            number = self._kind_numbers.setdefault(kind, next(self._next_kind))
+            number = next(self._next_kind)
             self._kinds[number] = kind
+            number = self._kind_numbers.setdefault(kind, number)
         entry = (number, owner_number, name_number)
         if entry in self._known:
             return self._known[entry]

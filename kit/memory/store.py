@@ -133,7 +133,8 @@ def name_device(number: int) -> str:
 def are_files(records: Records) -> npt.NDArray[np.bool_]:
     """Tell which records are of mapped files, and not of memory that Python has mapped."""
     types = [number for number in np.unique(records["type"]) if name_text(number) == "mapped file"]
-    return (records["kind"] == KINDS.index("mapping")) & np.isin(records["type"], types)
+    found: npt.NDArray[np.bool_] = (records["kind"] == KINDS.index("mapping")) & np.isin(records["type"], types)
+    return found
 
 
 def labels() -> Labels:

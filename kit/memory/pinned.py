@@ -30,7 +30,7 @@ ALIGNMENT = 64
 INPUT_SIZES = (16 << 10, 4 << 20)
 #: A gain below this is the drift of a busy machine.
 WORTH = 0.9
-_NAME = "rest of a pool"
+_NAME = "pool"
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,8 @@ class LockedPool:
         device: pin the region in this device's host buffer type; default, and where the device has none: locked pages.
 
     ``memory`` names what the region is; where it fell back to ordinary memory, ``locked`` is False and ``note`` and
-    the log say why. The ledger shows the rest of the region as staging, and each buffer as what it is for.
+    the log say why. The ledger shows the rest of the region as staging, and each buffer as what it is for. A tracker
+    sees the region as one thing, and buffers in it as 0 bytes of their own.
 
     Raises:
         OutOfMemory: no such memory. ArgumentError: fewer bytes than one slice, or no such device.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from kit.memory import store
 from kit.memory.events import Events, Recording, device_name, library_name
 from kit.memory.holders import with_holders
 from kit.memory.leaks import Leak, find_leaks
+from kit.memory.once import once
 from kit.memory.osmemory import ProcessMemory
 from kit.units import bytes_text, parse_bytes
 
@@ -79,11 +79,11 @@ class MemoryReport:
         """Every event, in order; objects are made one by one as they are looked at."""
         return Events(self.recording)
 
-    @functools.cached_property
+    @once
     def _not_freed(self) -> list[Leak]:
         return find_leaks(self.recording, by_design=self._meant, kv_bytes_per_token=self._kv_bytes_per_token)
 
-    @functools.cached_property
+    @once
     def leaks(self) -> list[Leak]:
         """What was not freed, by call site, growth first; who holds it is looked up when this is first asked for."""
         return with_holders([leak for leak in self._not_freed if leak.verdict != "by design"], self.recording)
@@ -93,7 +93,7 @@ class MemoryReport:
         """What was not freed and is meant to stay."""
         return [leak for leak in self._not_freed if leak.verdict == "by design"]
 
-    @functools.cached_property
+    @once
     def totals(self) -> npt.NDArray[np.int64]:
         """Bytes live after each event."""
         r = self.recording.records
@@ -107,22 +107,22 @@ class MemoryReport:
         """Most bytes that were live at once."""
         return int(self.totals.max(initial=0))
 
-    @functools.cached_property
+    @once
     def peak_index(self) -> int:
         """Index of the event after which most was live; -1 if nothing ever was."""
         return int(self.totals.argmax()) if self.peak else -1
 
-    @functools.cached_property
+    @once
     def at_peak(self) -> list[Row]:
         """What was live when most was, largest first."""
         return self._rows(self.recording.live_at(self.peak_index))
 
-    @functools.cached_property
+    @once
     def live(self) -> list[Row]:
         """What was live at the end, largest first."""
         return self._rows(self._live)
 
-    @functools.cached_property
+    @once
     def _live(self) -> npt.NDArray[np.int64]:
         return self.recording.live_at(len(self.recording) - 1)
 
@@ -183,7 +183,7 @@ class MemoryReport:
         """What the system sees beside what was tracked."""
         grown = self.after.since(self.before)
         r = self.recording.records[self._live]
-        files = int(r["size"][r["kind"] == 5].sum())
+        files = int(r["size"][store.are_files(r)].sum())
         tracked = self.live_nbytes - files
         own = store.own_nbytes(len(self.recording))
         return Unaccounted(

@@ -8,6 +8,7 @@ from typing import Any, Protocol, Self
 class Bar(Protocol):
     """What a bar does; a context manager that closes it."""
 
+    n: Any
     total: Any
 
     def update(self, n: float = 1) -> Any:
@@ -24,10 +25,12 @@ class Bar(Protocol):
 class _Unseen:
     """A bar nobody asked for."""
 
-    total: float | None = None
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.n: float = 0
 
     def update(self, n: float = 1) -> None:
-        pass
+        self.n += n
 
     def close(self) -> None:
         pass
@@ -42,7 +45,7 @@ class _Unseen:
 def byte_bar(title: str, nbytes: int, *, shown: bool, leave: bool = True) -> Bar:
     """Return a bar over ``nbytes`` bytes; one that shows nothing unless ``shown``."""
     if not shown:
-        return _Unseen()
+        return _Unseen(nbytes)
     from tqdm.auto import tqdm
 
     bar: Any = tqdm(total=nbytes, unit="B", unit_scale=True, desc=title, leave=leave)

@@ -44,7 +44,12 @@ class Figure:
 
 
 def interleaved(candidates: Mapping[str, Candidate], rounds: int) -> dict[str, float]:
-    """Return the median time of each candidate in seconds.
+    """Return the median time of each candidate in seconds; see ``samples``."""
+    return {name: statistics.median(values) for name, values in samples(candidates, rounds).items()}
+
+
+def samples(candidates: Mapping[str, Candidate], rounds: int) -> dict[str, list[float]]:
+    """Return the times of each candidate in seconds, one for each round.
 
     Each round calls all of them, in turning order; a first round is not counted.
     """
@@ -55,7 +60,7 @@ def interleaved(candidates: Mapping[str, Candidate], rounds: int) -> dict[str, f
             took = _timed(candidates[name])
             if turn:
                 times[name].append(took)
-    return {name: statistics.median(values) for name, values in times.items()}
+    return times
 
 
 def _timed(candidate: Candidate) -> float:

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from kit.errors import (
     ArgumentError,
+    BuildError,
     BusyError,
     CacheFull,
     ClosedError,
     ContextError,
+    ConversionError,
     DeviceLost,
     DTypeError,
     FetchError,
@@ -25,6 +27,8 @@ from kit.errors import (
     NotComputedError,
     OutOfMemory,
     ShapeError,
+    StateError,
+    TemplateError,
     UnknownStage,
     UnsupportedModel,
 )
@@ -40,11 +44,14 @@ if TYPE_CHECKING:
     from kit.core.graph import Graph
     from kit.core.tensor import Tensor
     from kit.memory.tracker import Tracker
+    from kit.models.chat.templates import ChatTemplate
+    from kit.models.convert.convert import Conversion, convert
+    from kit.models.files.store import find_model
     from kit.models.model import Model, load
-    from kit.models.sampler import Sampler
-    from kit.models.session import Session
-    from kit.models.store import find_model
-    from kit.models.tokenizer import Tokenizer
+    from kit.models.session.sampler import Sampler
+    from kit.models.session.session import Session
+    from kit.models.text.tokenizer import Tokenizer
+    from kit.models.weights.preparation import Prepare
 
 __version__ = "0.1.0"
 
@@ -58,12 +65,16 @@ _HOME = {
     "Graph": "kit.core.graph",
     "Tensor": "kit.core.tensor",
     "Tracker": "kit.memory.tracker",
+    "Conversion": "kit.models.convert.convert",
+    "convert": "kit.models.convert.convert",
     "Model": "kit.models.model",
     "load": "kit.models.model",
-    "Sampler": "kit.models.sampler",
-    "Session": "kit.models.session",
-    "find_model": "kit.models.store",
-    "Tokenizer": "kit.models.tokenizer",
+    "Sampler": "kit.models.session.sampler",
+    "Prepare": "kit.models.weights.preparation",
+    "Session": "kit.models.session.session",
+    "find_model": "kit.models.files.store",
+    "ChatTemplate": "kit.models.chat.templates",
+    "Tokenizer": "kit.models.text.tokenizer",
 }
 _MODULES = {"ops": "kit.core.ops", "memory": "kit.memory"}
 
@@ -71,11 +82,15 @@ __all__ = [
     "ArgumentError",
     "Backend",
     "Buffer",
+    "BuildError",
     "BusyError",
     "CacheFull",
+    "ChatTemplate",
     "ClosedError",
     "Context",
     "ContextError",
+    "Conversion",
+    "ConversionError",
     "DTypeError",
     "Device",
     "DeviceLost",
@@ -89,15 +104,19 @@ __all__ = [
     "ModelNotFound",
     "NotComputedError",
     "OutOfMemory",
+    "Prepare",
     "Sampler",
     "Session",
     "ShapeError",
+    "StateError",
+    "TemplateError",
     "Tensor",
     "Tokenizer",
     "Tracker",
     "UnknownStage",
     "UnsupportedModel",
     "__version__",
+    "convert",
     "devices",
     "find_model",
     "load",

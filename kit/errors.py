@@ -67,6 +67,26 @@ class GGUFNotFound(GGUFError, FileNotFoundError):
     """There is no file where a GGUF file was looked for."""
 
 
+class ConversionError(KitError, ValueError):
+    """A checkpoint cannot be converted, or reading or writing it failed; the message names file, tensor and byte."""
+
+
+class GGUFReadError(GGUFError, OSError):
+    """Reading tensor data failed; `filename`, `tensor`, `offset` say where, `errno` why (None: the file ended)."""
+
+    def __init__(
+        self, message: str, *, path: object = None, tensor: str = "", offset: int = 0, number: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.filename = path
+        self.tensor = tensor
+        self.offset = offset
+        self.errno = number
+
+    def __str__(self) -> str:  # OSError would show its errno and file name instead of the message
+        return str(self.args[0])
+
+
 class UnsupportedModel(KitError, NotImplementedError):
     """A model needs something kit does not have; the message names the key or tensor."""
 
@@ -82,8 +102,20 @@ class ModelNotFound(KitError, FileNotFoundError):
     """No file and no known model has this name."""
 
 
+class TemplateError(KitError, ValueError):
+    """A chat template is wrong, refuses the messages, or may not do what it tries; names the template and the line."""
+
+
+class StateError(KitError, ValueError):
+    """A saved session is not what it claims, or is another model's; names the path and what is wrong."""
+
+
 class FetchError(KitError, ConnectionError):
-    """A model could not be fetched or did not match its checksum."""
+    """A file could not be fetched or did not match its checksum."""
+
+
+class BuildError(KitError, RuntimeError):
+    """A backend could not be built here; the message says what was missing or what the compiler said."""
 
 
 class DeviceLost(KitError, ConnectionError):

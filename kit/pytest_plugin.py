@@ -1,7 +1,7 @@
 """A pytest plugin: tests that fail when ggml memory leaks or grows too large.
 
 - ``@pytest.mark.no_ggml_leaks``: nothing that ggml allocated in the test is left after it;
-- ``@pytest.mark.limit_ggml_memory("64 MB")``: no more was live at once;
+- ``@pytest.mark.limit_ggml_memory("64 MB")``: of what the test allocated, no more was live at once;
 - fixture ``ggml_memory``: a `kit.Tracker` that is active during the test.
 
 All see every copy of ggml in the process. kit itself is loaded only by tests that use one of them.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def pytest_configure(config: pytest.Config) -> None:
     """Make the markers known."""
     config.addinivalue_line("markers", "no_ggml_leaks: fail if ggml memory allocated in the test is left after it")
-    config.addinivalue_line("markers", "limit_ggml_memory(limit): fail if more ggml memory than that is live at once")
+    config.addinivalue_line("markers", "limit_ggml_memory(limit): fail if the test allocates more ggml memory")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -34,15 +34,38 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
         return (yield)
     from kit.memory import Tracker
 
+    most = None if limit is None else _limit_of(limit)
     with Tracker() as tracker:
         result = yield
         gc.collect()
     report = tracker.report()
-    if limit is not None:
-        report.assert_peak(*limit.args, **limit.kwargs)
-    if leaks is not None:
-        report.assert_no_leaks()
+    wrong = []
+    for check in (
+        (lambda: report.assert_peak(most)) if most is not None else None,
+        report.assert_no_leaks if leaks is not None else None,
+    ):
+        try:
+            if check is not None:
+                check()
+        except AssertionError as error:
+            wrong.append(str(error))
+    if wrong:
+        raise AssertionError("\n".join(wrong))
     return result
+
+
+def _limit_of(mark: pytest.Mark) -> str:
+    """Return the limit a marker sets; what it says wrongly fails the test before it runs."""
+    from kit.errors import ArgumentError
+    from kit.units import parse_bytes
+
+    try:
+        (limit,) = (*mark.args, *mark.kwargs.values())
+        parse_bytes(limit)
+        return str(limit)
+    except (ArgumentError, ValueError) as error:
+        given = ", ".join(map(repr, mark.args))
+        pytest.fail(f'limit_ggml_memory({given}): give one limit, such as "64 MB" ({error})', pytrace=False)
 
 
 @pytest.fixture

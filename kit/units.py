@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
+from kit.errors import ArgumentError
+
+_SUFFIXES = ("b", "kb", "mb", "gb", "tb"), ("b", "kib", "mib", "gib", "tib")
+_FACTORS = {
+    name: base**power for base, names in zip((1000, 1024), _SUFFIXES, strict=True) for power, name in enumerate(names)
+}
+
 
 def bytes_text(nbytes: int) -> str:
     """Return ``nbytes`` with a binary unit: ``93.8 MiB``."""
@@ -11,6 +20,26 @@ def bytes_text(nbytes: int) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
     return f"{size:.1f} EiB"
+
+
+def parse_bytes(given: int | str) -> int:
+    """Return a number of bytes: ``64 MB`` is 64,000,000, ``64 MiB`` is 67,108,864; whole numbers are bytes.
+
+    Raises:
+        ArgumentError: what is no number of bytes, or less than none.
+    """
+    if isinstance(given, int) and not isinstance(given, bool) and given >= 0:
+        return given
+    text = given.strip().lower() if isinstance(given, str) else ""
+    digits = text.rstrip("abcdefghijklmnopqrstuvwxyz ")
+    factor = _FACTORS.get(text[len(digits) :].strip() or "b")
+    try:
+        number = float(digits)
+    except ValueError:
+        number = math.nan
+    if factor is None or not math.isfinite(number) or number < 0:
+        raise ArgumentError(f"{given!r} is no number of bytes; write it as 64 MB or 64 MiB")
+    return int(number * factor)
 
 
 def time_text(time_ns: int) -> str:

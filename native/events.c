@@ -2,7 +2,7 @@
  * The event store: fixed-size records in chunks of mapped memory, and a table of what is live.
  *
  * It has one lock of its own, held for memory operations only: no Python, no allocator and no
- * foreign lock inside, so it may be used from any thread, in any state. fork() waits for the lock.
+ * foreign lock inside, so it may be used from any thread, in any state. Names (names.c) are under it too.
  */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -14,40 +14,32 @@
 
 #include "tracking.h"
 
-enum { CHUNK_EVENTS = 1 << 16, MAX_CHUNKS = 1 << 12, MAX_NAMES = 1 << 16, NAME_BYTES = 1 << 22, MAX_MAPPINGS = 1024 };
+enum { CHUNK_EVENTS = 1 << 16, MAX_CHUNKS = 1 << 12 };
 
 typedef struct {
     uint64_t key;   /* address with the kind in its highest bits; 0 for an empty place */
     uint64_t event; /* index + 1 */
 } live_entry;
 
+typedef struct {
+    uint64_t begin, end, event;
+} live_mapping;
+
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static kit_event *chunks[MAX_CHUNKS];
-static uint64_t n_events;
+static uint64_t n_events, room; /* records that the chunks hold */
 static live_entry *live;
-static uint64_t live_capacity, n_live; /* a power of two */
-static uint32_t *name_slots;           /* hash table of names: id, 0 for an empty place */
-static uint32_t *name_offsets;
-static uint32_t *name_devices;         /* of a buffer type's name: the name of its device */
-static char *name_bytes;
-static uint32_t n_names, name_bytes_used;
-static uint64_t mappings[MAX_MAPPINGS]; /* events (index + 1) of live mappings */
-static int n_mappings;
+static uint64_t live_capacity, n_live; /* the capacity is a power of two */
+static live_mapping *mappings;
+static uint64_t n_mappings, mappings_room;
+static uint64_t n_lost, n_unseen; /* events without room; frees that were not seen */
 static __thread uint32_t thread_id __attribute__((tls_model("initial-exec")));
 
-static void before_fork(void) { pthread_mutex_lock(&lock); }
-static void after_fork(void) { pthread_mutex_unlock(&lock); }
+void kit_events_lock(void) { pthread_mutex_lock(&lock); }
+void kit_events_unlock(void) { pthread_mutex_unlock(&lock); }
+void kit_events_in_child(void) { thread_id = 0; }
 
-static void in_child(void) {
-    pthread_mutex_unlock(&lock);
-    thread_id = 0;
-}
-
-__attribute__((constructor)) static void watch_forks(void) {
-    pthread_atfork(before_fork, after_fork, in_child);
-}
-
-static void *map_pages(size_t nbytes) {
+void *kit_map_pages(size_t nbytes) {
     void *pages = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     return pages == MAP_FAILED ? NULL : pages;
 }
@@ -67,10 +59,16 @@ static kit_event *at(uint64_t number) {
     return &chunks[(number - 1) / CHUNK_EVENTS][(number - 1) % CHUNK_EVENTS];
 }
 
+/* Whether `n` more events have room, beside a free of everything that is live: that one always has. */
+static bool have_room(uint64_t n) {
+    for (uint64_t needed = n_events + n_live + n; room < needed; room += CHUNK_EVENTS) {
+        uint64_t chunk = room / CHUNK_EVENTS;
+        if (chunk == MAX_CHUNKS || !(chunks[chunk] = kit_map_pages(CHUNK_EVENTS * sizeof(kit_event)))) return false;
+    }
+    return true;
+}
+
 static uint64_t append(const kit_event *event) {
-    uint64_t chunk = n_events / CHUNK_EVENTS;
-    if (chunk == MAX_CHUNKS) return 0;
-    if (!chunks[chunk] && !(chunks[chunk] = map_pages(CHUNK_EVENTS * sizeof(kit_event)))) return 0;
     n_events++;
     *at(n_events) = *event;
     return n_events;
@@ -93,7 +91,7 @@ static bool make_live_room(void) {
     if ((n_live + 1) * 2 <= live_capacity) return true;
     live_entry *old = live;
     uint64_t old_capacity = live_capacity, capacity = old_capacity ? old_capacity * 2 : 1 << 14;
-    live_entry *fresh = map_pages(capacity * sizeof *fresh);
+    live_entry *fresh = kit_map_pages(capacity * sizeof *fresh);
     if (!fresh) return false;
     live = fresh;
     live_capacity = capacity;
@@ -110,7 +108,6 @@ static uint64_t find(int kind, uint64_t address) {
 }
 
 static void enter(int kind, uint64_t address, uint64_t event) {
-    if (!make_live_room()) return;
     live_entry *entry = &live[place_of(key_of(kind, address))];
     if (!entry->key) n_live++;
     *entry = (live_entry){key_of(kind, address), event};
@@ -133,81 +130,47 @@ static uint64_t leave(int kind, uint64_t address) {
     return event;
 }
 
-static uint32_t intern(const char *text) {
-    if (!text || !*text) return 0;
-    if (!name_slots) {
-        name_slots = map_pages(2 * MAX_NAMES * sizeof *name_slots);
-        name_offsets = map_pages(MAX_NAMES * sizeof *name_offsets);
-        name_devices = map_pages(MAX_NAMES * sizeof *name_devices);
-        name_bytes = map_pages(NAME_BYTES);
-        if (!name_slots || !name_offsets || !name_devices || !name_bytes) return 0;
-    }
-    uint64_t hash = 1469598103934665603ull;
-    size_t length = 0;
-    for (; text[length] && length < 255; length++) hash = (hash ^ (uint8_t)text[length]) * 1099511628211ull;
-    uint32_t i = mix(hash) & (2 * MAX_NAMES - 1);
-    for (; name_slots[i]; i = (i + 1) & (2 * MAX_NAMES - 1)) {
-        const char *known = name_bytes + name_offsets[name_slots[i]];
-        if (strncmp(known, text, length) == 0 && !known[length]) return name_slots[i];
-    }
-    if (n_names + 1 >= MAX_NAMES || name_bytes_used + length + 1 > NAME_BYTES) return 0;
-    name_offsets[++n_names] = name_bytes_used;
-    memcpy(name_bytes + name_bytes_used, text, length);
-    name_bytes_used += length + 1;
-    return name_slots[i] = n_names;
-}
-
-const char *kit_name_text(uint32_t name) {
-    return name && name <= n_names ? name_bytes + name_offsets[name] : "";
-}
-
-const char *kit_name_device(uint32_t type) {
-    return type && type <= n_names ? kit_name_text(name_devices[type]) : "";
-}
-
 static uint32_t clip(int64_t nanoseconds) {
     return nanoseconds < 0 ? 0 : nanoseconds > UINT32_MAX ? UINT32_MAX : (uint32_t)nanoseconds;
 }
 
-static void remember_mapping(uint64_t number) {
-    if (n_mappings < MAX_MAPPINGS) mappings[n_mappings++] = number;
+static bool make_mapping_room(void) {
+    if (n_mappings < mappings_room) return true;
+    uint64_t larger = mappings_room ? 2 * mappings_room : 1024;
+    live_mapping *fresh = kit_map_pages(larger * sizeof *fresh);
+    if (!fresh) return false;
+    if (mappings) {
+        memcpy(fresh, mappings, n_mappings * sizeof *fresh);
+        munmap(mappings, mappings_room * sizeof *fresh);
+    }
+    mappings = fresh;
+    mappings_room = larger;
+    return true;
 }
 
-uint64_t kit_events_allocated(const kit_allocation *what) {
-    int64_t now = kit_now_ns();
-    uint64_t address = (uint64_t)(uintptr_t)what->address;
-    kit_event event = {
-        .time_ns = now, .address = address, .asked = what->asked, .size = what->size, .owner = what->owner,
-        .duration_ns = clip(now - what->begin_ns), .thread = this_thread(), .stack = what->place.stack,
-        .scope = what->place.scope, .kind = what->kind, .action = KIT_ALLOC, .copy = what->copy,
-        .usage = what->by_design ? KIT_USAGE_BY_DESIGN : 0,
-    };
-    pthread_mutex_lock(&lock);
-    event.type = intern(what->type);
-    if (event.type && what->device) name_devices[event.type] = intern(what->device);
-    event.name = intern(what->name);
-    uint64_t number = find(what->kind, address);
-    if (number && number > what->first) { /* an inner call has recorded it already; the outer one knows more */
-        kit_event *inner = at(number);
-        event.usage = inner->usage ? inner->usage : event.usage;
-        event.name = event.name ? event.name : inner->name;
-        event.label = inner->label;
-        *inner = event;
-    } else {
-        number = append(&event);
-        if (number) enter(what->kind, address, number);
-        if (number && what->kind == KIT_MAPPING) remember_mapping(number);
+/* With the lock held. An allocation is recorded where there is room for its free too, else not at all. */
+static uint64_t record_allocation(const kit_event *event) {
+    if (!have_room(2) || !make_live_room() || (event->kind == KIT_MAPPING && !make_mapping_room())) {
+        n_lost++;
+        return 0;
     }
-    pthread_mutex_unlock(&lock);
+    uint64_t number = append(event);
+    enter(event->kind, event->address, number);
+    if (event->kind == KIT_MAPPING)
+        mappings[n_mappings++] = (live_mapping){event->address, event->address + event->size, number};
     return number;
 }
 
 /* With the lock held. */
-static uint64_t record_free(int kind, int copy, uint64_t address, kit_place place) {
+static uint64_t record_free(int kind, int library, uint64_t address, kit_place place) {
     uint64_t allocation = leave(kind, address);
+    if (!allocation && !have_room(1)) {
+        n_lost++;
+        return 0;
+    }
     kit_event event = {
         .time_ns = kit_now_ns(), .address = address, .partner = allocation, .thread = this_thread(),
-        .stack = place.stack, .scope = place.scope, .kind = kind, .copy = copy,
+        .stack = place.stack, .scope = place.scope, .kind = kind, .copy = library,
         .action = allocation ? KIT_FREE : KIT_FREE_OF_OLDER,
     };
     if (allocation) {
@@ -225,35 +188,77 @@ static uint64_t record_free(int kind, int copy, uint64_t address, kit_place plac
     return number;
 }
 
-uint64_t kit_events_freed(int kind, int copy, const void *address, kit_place place) {
+/* With the lock held. */
+static void unmap(uint64_t begin, uint64_t end, kit_place place) {
+    for (uint64_t i = 0; i < n_mappings; i++) {
+        live_mapping old = mappings[i];
+        if (old.end <= begin || old.begin >= end) continue;
+        mappings[i--] = mappings[--n_mappings];
+        kit_event rest = *at(old.event);
+        record_free(KIT_MAPPING, rest.copy, old.begin, place);
+        rest.partner = 0;
+        rest.time_ns = kit_now_ns();
+        uint64_t parts[2][2] = {{old.begin, begin}, {end, old.end}};
+        for (int p = 0; p < 2; p++) {
+            if (parts[p][0] >= parts[p][1]) continue;
+            rest.address = parts[p][0];
+            rest.size = parts[p][1] - parts[p][0];
+            record_allocation(&rest);
+        }
+    }
+}
+
+/* With the lock held: what lies where something new is now was freed in a way that no hook saw. */
+static void free_unseen(int kind, uint64_t address, uint64_t size) {
+    if (kind == KIT_MAPPING) {
+        unmap(address, address + size, (kit_place){0});
+        return;
+    }
+    uint64_t number = find(kind, address);
+    if (!number) return;
+    record_free(kind, at(number)->copy, address, (kit_place){0});
+    n_unseen++;
+}
+
+uint64_t kit_events_allocated(const kit_allocation *what) {
+    int64_t now = kit_now_ns();
+    uint64_t address = (uint64_t)(uintptr_t)what->address;
+    kit_event event = {
+        .time_ns = now, .address = address, .asked = what->asked, .size = what->size, .owner = what->owner,
+        .duration_ns = clip(now - what->begin_ns), .thread = this_thread(), .stack = what->place.stack,
+        .scope = what->place.scope, .kind = what->kind, .action = KIT_ALLOC, .copy = what->library,
+        .usage = what->by_design ? KIT_USAGE_BY_DESIGN : 0,
+    };
     pthread_mutex_lock(&lock);
-    uint64_t number = record_free(kind, copy, (uint64_t)(uintptr_t)address, place);
+    event.type = kit_name_intern(what->type);
+    if (what->device) kit_name_set_device(event.type, what->device);
+    event.name = kit_name_intern(what->name);
+    uint64_t number = find(what->kind, address);
+    if (number && number > what->first) { /* an inner call has recorded it already; the outer one knows more */
+        kit_event *inner = at(number);
+        event.usage = inner->usage ? inner->usage : event.usage;
+        event.name = event.name ? event.name : inner->name;
+        event.label = inner->label;
+        *inner = event;
+    } else {
+        free_unseen(what->kind, address, what->size);
+        number = record_allocation(&event);
+    }
+    pthread_mutex_unlock(&lock);
+    return number;
+}
+
+uint64_t kit_events_freed(int kind, int library, const void *address, kit_place place) {
+    pthread_mutex_lock(&lock);
+    uint64_t number = record_free(kind, library, (uint64_t)(uintptr_t)address, place);
     pthread_mutex_unlock(&lock);
     return number;
 }
 
 void kit_events_unmapped(uintptr_t begin, uint64_t size, kit_place place) {
-    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), end = begin + (size + page - 1) / page * page;
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
     pthread_mutex_lock(&lock);
-    for (int i = 0; i < n_mappings; i++) {
-        kit_event old = *at(mappings[i]);
-        uint64_t old_end = old.address + old.size;
-        if (old_end <= begin || old.address >= end) continue;
-        mappings[i--] = mappings[--n_mappings];
-        record_free(KIT_MAPPING, old.copy, old.address, place);
-        old.partner = 0;
-        old.time_ns = kit_now_ns();
-        uint64_t parts[2][2] = {{old.address, begin}, {end, old_end}};
-        for (int p = 0; p < 2; p++) {
-            if (parts[p][0] >= parts[p][1]) continue;
-            old.address = parts[p][0];
-            old.size = parts[p][1] - parts[p][0];
-            uint64_t number = append(&old);
-            if (!number) continue;
-            enter(KIT_MAPPING, old.address, number);
-            remember_mapping(number);
-        }
-    }
+    unmap(begin, begin + (size + page - 1) / page * page, place);
     pthread_mutex_unlock(&lock);
 }
 
@@ -275,7 +280,7 @@ void kit_events_set_usage(const void *buffer, int usage) {
 void kit_events_set_name(const void *buffer, const char *name) {
     pthread_mutex_lock(&lock);
     uint64_t number = find(KIT_BUFFER, (uint64_t)(uintptr_t)buffer);
-    if (number && !at(number)->name) at(number)->name = intern(name);
+    if (number && !at(number)->name) at(number)->name = kit_name_intern(name);
     pthread_mutex_unlock(&lock);
 }
 
@@ -300,17 +305,27 @@ void kit_event_label(int kind, uintptr_t address, uint32_t label) {
     pthread_mutex_unlock(&lock);
 }
 
-void kit_event_note(int kind, uintptr_t address, uint64_t nbytes, bool freed) {
+void kit_event_note(int kind, uintptr_t address, uint64_t nbytes, const char *type, bool freed) {
     if (!kit_recording) return;
     kit_place place = kit_place_now();
     if (freed) {
-        if (kind == KIT_MAPPING) kit_events_unmapped(address, nbytes, place);
-        else kit_events_freed(kind, 0, (void *)address, place);
+        pthread_mutex_lock(&lock);
+        if (kind == KIT_MAPPING) unmap(address, address + nbytes, place);
+        else record_free(kind, 0, address, place);
+        pthread_mutex_unlock(&lock);
         return;
     }
-    kit_allocation what = {.kind = kind, .address = (void *)address, .asked = nbytes, .size = nbytes,
+    kit_allocation what = {.kind = kind, .address = (void *)address, .asked = nbytes, .size = nbytes, .type = type,
                            .begin_ns = kit_now_ns(), .first = UINT64_MAX, .place = place};
     kit_events_allocated(&what);
+}
+
+void kit_events_losses(kit_losses *losses) {
+    pthread_mutex_lock(&lock);
+    losses->events = n_lost;
+    losses->frees = n_unseen;
+    losses->names = kit_names_lost();
+    pthread_mutex_unlock(&lock);
 }
 
 uint64_t kit_events_count(void) {
@@ -320,32 +335,24 @@ uint64_t kit_events_count(void) {
     return count;
 }
 
-uint64_t kit_events_copy(uint64_t first, uint64_t room, kit_event *events) {
+uint64_t kit_events_copy(uint64_t first, uint64_t most, kit_event *events) {
     pthread_mutex_lock(&lock);
     uint64_t done = 0;
-    for (; done < room && first + done < n_events; done++) events[done] = *at(first + done + 1);
+    for (; done < most && first + done < n_events; done++) events[done] = *at(first + done + 1);
     pthread_mutex_unlock(&lock);
     return done;
 }
 
-uint64_t kit_events_live(uint64_t room, uint64_t *indices) {
-    pthread_mutex_lock(&lock);
-    uint64_t found = 0;
-    for (uint64_t i = 0; i < live_capacity; i++)
-        if (live[i].key && found++ < room) indices[found - 1] = live[i].event - 1;
-    pthread_mutex_unlock(&lock);
-    return found;
-}
-
 void kit_events_clear(void) {
     pthread_mutex_lock(&lock);
-    for (uint64_t c = 0; c * CHUNK_EVENTS < n_events; c++) {
+    for (uint64_t c = 0; c < room / CHUNK_EVENTS; c++) {
         munmap(chunks[c], CHUNK_EVENTS * sizeof(kit_event));
         chunks[c] = NULL;
     }
     if (live) munmap(live, live_capacity * sizeof *live);
+    if (mappings) munmap(mappings, mappings_room * sizeof *mappings);
     live = NULL;
-    n_events = live_capacity = n_live = 0;
-    n_mappings = 0;
+    mappings = NULL;
+    n_events = room = live_capacity = n_live = n_mappings = mappings_room = 0;
     pthread_mutex_unlock(&lock);
 }

@@ -7,31 +7,12 @@
  * entries that a jump left behind are recognised by their address and dropped.
  */
 #define _GNU_SOURCE
-#include <dlfcn.h>
-#include <errno.h>
-#include <pthread.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
-#include "hook_list.h"
-#include "tracking.h"
+#include "copies.h"
 
 enum { MAX_CALLS = 8 };
-
-#define ENUMERATE(result, name, ...) AT_##name,
-enum { KIT_TRACKED(ENUMERATE) N_TRACKED };
-#define NAME_OF(result, name, ...) #name,
-static const char *const tracked_names[] = {KIT_TRACKED(NAME_OF)};
-
-#define MEMBER(result, name, parameters, ...) result(*name) parameters;
-typedef struct {
-    char *path;
-    void *base;
-    struct { KIT_TRACKED(MEMBER) } call;
-    struct { KIT_ASKED(MEMBER) } ask;
-} ggml_copy;
 
 typedef struct {
     char *frame;    /* lies deeper in the stack than the caller's */
@@ -40,8 +21,6 @@ typedef struct {
 } call;
 
 _Atomic int kit_recording;
-static ggml_copy copies[KIT_MAX_COPIES];
-static int n_copies;
 static _Atomic uint64_t next_token = 1ull << 63;
 static __thread call calls[MAX_CALLS] __attribute__((tls_model("initial-exec")));
 static __thread int n_calls __attribute__((tls_model("initial-exec")));
@@ -97,14 +76,14 @@ static uint64_t allocated(kit_allocation what) {
     return kit_events_allocated(&what);
 }
 
-static void *on_ggml_init(ggml_copy *c, int k, struct ggml_init_params params) {
+static void *on_ggml_init(ggml_copy *c, struct ggml_init_params params) {
     BEGIN();
     bool entered = enter(frame, current_owner(), true);
     void *context = c->call.ggml_init(params);
     leave(entered);
     if (!context) return NULL;
     uint64_t size = params.mem_buffer ? 0 : c->ask.ggml_get_mem_size ? c->ask.ggml_get_mem_size(context) : params.mem_size;
-    allocated((kit_allocation){.kind = KIT_CONTEXT, .copy = k, .address = context, .asked = params.mem_size,
+    allocated((kit_allocation){.kind = KIT_CONTEXT, .library = c->library, .address = context, .asked = params.mem_size,
                                .size = size, .begin_ns = begun, .first = before});
     return context;
 }
@@ -114,7 +93,7 @@ static void *on_ggml_init(ggml_copy *c, int k, struct ggml_init_params params) {
     do {                                                                                \
         if (!(pointer)) break;                                                          \
         BEGIN();                                                                        \
-        uint64_t freed = kit_events_freed(kind, k, pointer, place());                   \
+        uint64_t freed = kit_events_freed(kind, c->library, pointer, place());                   \
         bool entered = enter(frame, freed, true);                                       \
         c->call.function(__VA_ARGS__);                                                  \
         leave(entered);                                                                 \
@@ -122,19 +101,19 @@ static void *on_ggml_init(ggml_copy *c, int k, struct ggml_init_params params) {
         return;                                                                         \
     } while (0)
 
-static void on_ggml_free(ggml_copy *c, int k, void *context) {
+static void on_ggml_free(ggml_copy *c, void *context) {
     FREE(KIT_CONTEXT, context, ggml_free, context);
 }
 
-static void on_ggml_backend_buffer_free(ggml_copy *c, int k, void *buffer) {
+static void on_ggml_backend_buffer_free(ggml_copy *c, void *buffer) {
     FREE(KIT_BUFFER, buffer, ggml_backend_buffer_free, buffer);
 }
 
-static void on_ggml_gallocr_free(ggml_copy *c, int k, void *allocator) {
+static void on_ggml_gallocr_free(ggml_copy *c, void *allocator) {
     FREE(KIT_ALLOCATOR, allocator, ggml_gallocr_free, allocator);
 }
 
-static void on_ggml_backend_sched_free(ggml_copy *c, int k, void *scheduler) {
+static void on_ggml_backend_sched_free(ggml_copy *c, void *scheduler) {
     FREE(KIT_SCHEDULER, scheduler, ggml_backend_sched_free, scheduler);
 }
 
@@ -156,47 +135,46 @@ static const char *device_of(ggml_copy *c, void *buffer) {
     return device ? c->ask.ggml_backend_dev_name(device) : NULL;
 }
 
-static void *buffer_allocated(ggml_copy *c, int k, void *buffer, void *type, uint64_t asked, bool owned,
+static void *buffer_allocated(ggml_copy *c, void *buffer, void *type, uint64_t asked, bool owned,
                               int64_t begun, uint64_t before) {
     char text[128];
     if (!buffer) return NULL;
     uint64_t got = c->ask.ggml_backend_buffer_get_size ? c->ask.ggml_backend_buffer_get_size(buffer) : asked;
-    allocated((kit_allocation){.kind = KIT_BUFFER, .copy = k, .address = buffer, .asked = asked, .size = owned ? got : 0,
+    allocated((kit_allocation){.kind = KIT_BUFFER, .library = c->library, .address = buffer, .asked = asked, .size = owned ? got : 0,
                                .type = type_of(c, buffer, type, text), .device = device_of(c, buffer),
                                .begin_ns = begun, .first = before});
     return buffer;
 }
 
-static void *on_ggml_backend_buft_alloc_buffer(ggml_copy *c, int k, void *type, size_t size) {
+static void *on_ggml_backend_buft_alloc_buffer(ggml_copy *c, void *type, size_t size) {
     BEGIN();
     bool entered = enter(frame, current_owner(), true);
     void *buffer = c->call.ggml_backend_buft_alloc_buffer(type, size);
     leave(entered);
-    return buffer_allocated(c, k, buffer, type, size, true, begun, before);
+    return buffer_allocated(c, buffer, type, size, true, begun, before);
 }
 
-static void *on_ggml_backend_multi_buffer_alloc_buffer(ggml_copy *c, int k, void **buffers, size_t n) {
+static void *on_ggml_backend_multi_buffer_alloc_buffer(ggml_copy *c, void **buffers, size_t n) {
     BEGIN();
     void *buffer = c->call.ggml_backend_multi_buffer_alloc_buffer(buffers, n);
-    return buffer_allocated(c, k, buffer, NULL, 0, false, begun, before); /* its parts own the memory */
+    return buffer_allocated(c, buffer, NULL, 0, false, begun, before); /* its parts own the memory */
 }
 
-static void *on_ggml_backend_cpu_buffer_from_ptr(ggml_copy *c, int k, void *pointer, size_t size) {
+static void *on_ggml_backend_cpu_buffer_from_ptr(ggml_copy *c, void *pointer, size_t size) {
     BEGIN();
     void *buffer = c->call.ggml_backend_cpu_buffer_from_ptr(pointer, size);
-    return buffer_allocated(c, k, buffer, NULL, size, false, begun, before);
+    return buffer_allocated(c, buffer, NULL, size, false, begun, before);
 }
 
-static void *on_ggml_backend_dev_buffer_from_host_ptr(ggml_copy *c, int k, void *device, void *pointer, size_t size, size_t max) {
+static void *on_ggml_backend_dev_buffer_from_host_ptr(ggml_copy *c, void *device, void *pointer, size_t size, size_t max) {
     BEGIN();
     bool entered = enter(frame, current_owner(), true);
     void *buffer = c->call.ggml_backend_dev_buffer_from_host_ptr(device, pointer, size, max);
     leave(entered);
-    return buffer_allocated(c, k, buffer, NULL, size, false, begun, before);
+    return buffer_allocated(c, buffer, NULL, size, false, begun, before);
 }
 
-static void on_ggml_backend_buffer_set_usage(ggml_copy *c, int k, void *buffer, int usage) {
-    (void)k;
+static void on_ggml_backend_buffer_set_usage(ggml_copy *c, void *buffer, int usage) {
     c->call.ggml_backend_buffer_set_usage(buffer, usage);
     if (buffer) kit_events_set_usage(buffer, usage);
 }
@@ -214,71 +192,64 @@ static void *named_after_first(ggml_copy *c, void *context, void *buffer) {
     call_;                                    \
     leave(entered)
 
-static void *on_ggml_backend_alloc_ctx_tensors_from_buft(ggml_copy *c, int k, void *context, void *type) {
-    (void)k;
+static void *on_ggml_backend_alloc_ctx_tensors_from_buft(ggml_copy *c, void *context, void *type) {
     WITHIN(kit_events_find(KIT_CONTEXT, context), void *buffer = c->call.ggml_backend_alloc_ctx_tensors_from_buft(context, type));
     return named_after_first(c, context, buffer);
 }
 
-static void *on_ggml_backend_alloc_ctx_tensors(ggml_copy *c, int k, void *context, void *backend) {
-    (void)k;
+static void *on_ggml_backend_alloc_ctx_tensors(ggml_copy *c, void *context, void *backend) {
     WITHIN(kit_events_find(KIT_CONTEXT, context), void *buffer = c->call.ggml_backend_alloc_ctx_tensors(context, backend));
     return named_after_first(c, context, buffer);
 }
 
-static void *made(int kind, int k, void *thing, uint64_t token, int64_t begun, uint64_t before) {
+static void *made(int kind, ggml_copy *c, void *thing, uint64_t token, int64_t begun, uint64_t before) {
     if (!thing) return NULL;
-    uint64_t number = allocated((kit_allocation){.kind = kind, .copy = k, .address = thing, .begin_ns = begun, .first = before});
+    uint64_t number = allocated((kit_allocation){.kind = kind, .library = c->library, .address = thing, .begin_ns = begun, .first = before});
     kit_events_adopt(before, token, number);
     return thing;
 }
 
-static void *on_ggml_gallocr_new(ggml_copy *c, int k, void *type) {
+static void *on_ggml_gallocr_new(ggml_copy *c, void *type) {
     uint64_t token = next_token++;
     WITHIN(current_owner(), void *allocator = c->call.ggml_gallocr_new(type));
-    return made(KIT_ALLOCATOR, k, allocator, token, begun, before);
+    return made(KIT_ALLOCATOR, c, allocator, token, begun, before);
 }
 
-static void *on_ggml_gallocr_new_n(ggml_copy *c, int k, void **types, int n) {
+static void *on_ggml_gallocr_new_n(ggml_copy *c, void **types, int n) {
     uint64_t token = next_token++;
     WITHIN(current_owner(), void *allocator = c->call.ggml_gallocr_new_n(types, n));
-    return made(KIT_ALLOCATOR, k, allocator, token, begun, before);
+    return made(KIT_ALLOCATOR, c, allocator, token, begun, before);
 }
 
-static void *on_ggml_backend_sched_new(ggml_copy *c, int k, void **backends, void **types, int n, size_t graph_size,
+static void *on_ggml_backend_sched_new(ggml_copy *c, void **backends, void **types, int n, size_t graph_size,
                                        bool parallel, bool offload) {
     uint64_t token = next_token++;
     WITHIN(token, void *scheduler = c->call.ggml_backend_sched_new(backends, types, n, graph_size, parallel, offload));
-    return made(KIT_SCHEDULER, k, scheduler, token, begun, before);
+    return made(KIT_SCHEDULER, c, scheduler, token, begun, before);
 }
 
-static bool on_ggml_gallocr_reserve(ggml_copy *c, int k, void *allocator, void *graph) {
-    (void)k;
+static bool on_ggml_gallocr_reserve(ggml_copy *c, void *allocator, void *graph) {
     WITHIN(kit_events_find(KIT_ALLOCATOR, allocator), bool done = c->call.ggml_gallocr_reserve(allocator, graph));
     return done;
 }
 
-static bool on_ggml_gallocr_reserve_n(ggml_copy *c, int k, void *allocator, void *graph, const int *nodes, const int *leafs) {
-    (void)k;
+static bool on_ggml_gallocr_reserve_n(ggml_copy *c, void *allocator, void *graph, const int *nodes, const int *leafs) {
     WITHIN(kit_events_find(KIT_ALLOCATOR, allocator),
            bool done = c->call.ggml_gallocr_reserve_n(allocator, graph, nodes, leafs));
     return done;
 }
 
-static bool on_ggml_gallocr_alloc_graph(ggml_copy *c, int k, void *allocator, void *graph) {
-    (void)k;
+static bool on_ggml_gallocr_alloc_graph(ggml_copy *c, void *allocator, void *graph) {
     WITHIN(kit_events_find(KIT_ALLOCATOR, allocator), bool done = c->call.ggml_gallocr_alloc_graph(allocator, graph));
     return done;
 }
 
-static bool on_ggml_backend_sched_reserve(ggml_copy *c, int k, void *scheduler, void *graph) {
-    (void)k;
+static bool on_ggml_backend_sched_reserve(ggml_copy *c, void *scheduler, void *graph) {
     WITHIN(kit_events_find(KIT_SCHEDULER, scheduler), bool done = c->call.ggml_backend_sched_reserve(scheduler, graph));
     return done;
 }
 
-static bool on_ggml_backend_sched_alloc_graph(ggml_copy *c, int k, void *scheduler, void *graph) {
-    (void)k;
+static bool on_ggml_backend_sched_alloc_graph(ggml_copy *c, void *scheduler, void *graph) {
     WITHIN(kit_events_find(KIT_SCHEDULER, scheduler), bool done = c->call.ggml_backend_sched_alloc_graph(scheduler, graph));
     return done;
 }
@@ -288,134 +259,41 @@ static bool is_backing(char *frame) {
     return n_calls && calls[n_calls - 1].quiet;
 }
 
-static void *on_ggml_aligned_malloc(ggml_copy *c, int k, size_t size) {
+static void *on_ggml_aligned_malloc(ggml_copy *c, size_t size) {
     char here = 0;
     void *memory = NULL;
     if (is_backing(&here)) return c->call.ggml_aligned_malloc(size);
     int64_t begun = kit_now_ns();
     if (!(memory = c->call.ggml_aligned_malloc(size))) return NULL;
-    allocated((kit_allocation){.kind = KIT_ALIGNED, .copy = k, .address = memory, .asked = size, .size = size,
+    allocated((kit_allocation){.kind = KIT_ALIGNED, .library = c->library, .address = memory, .asked = size, .size = size,
                                .begin_ns = begun, .first = UINT64_MAX});
     return memory;
 }
 
-static void on_ggml_aligned_free(ggml_copy *c, int k, void *pointer, size_t size) {
+static void on_ggml_aligned_free(ggml_copy *c, void *pointer, size_t size) {
     char here = 0;
-    if (is_backing(&here) || !kit_events_find(KIT_ALIGNED, pointer)) {
+    begin(&here);
+    if (!kit_events_find(KIT_ALIGNED, pointer)) {
         c->call.ggml_aligned_free(pointer, size);
         return;
     }
     FREE(KIT_ALIGNED, pointer, ggml_aligned_free, pointer, size);
 }
 
-/* The instances: one function per copy and tracked function. */
+/* The instances: one function per place of a copy and tracked function. */
+#define EACH_COPY(X)                                                                               \
+    X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14) X(15)          \
+    X(16) X(17) X(18) X(19) X(20) X(21) X(22) X(23) X(24) X(25) X(26) X(27) X(28) X(29) X(30) X(31)
 #define UNPACK(...) __VA_ARGS__
-#define INSTANCE(copy, result, name, parameters, arguments)                                      \
-    static result name##_of_##copy parameters {                                                  \
-        ggml_copy *c = &copies[copy];                                                            \
-        if (__builtin_expect(!kit_recording, 0)) return c->call.name arguments;                  \
-        return on_##name(c, copy, UNPACK arguments);                                             \
+#define INSTANCE(copy, result, name, parameters, arguments)                                        \
+    static result name##_of_##copy parameters {                                                    \
+        ggml_copy *c = &kit_copies[copy];                                                          \
+        if (__builtin_expect(!kit_recording, 0)) return c->call.name arguments;                    \
+        return on_##name(c, UNPACK arguments);                                                     \
     }
-#define INSTANCE_0(...) INSTANCE(0, __VA_ARGS__)
-#define INSTANCE_1(...) INSTANCE(1, __VA_ARGS__)
-#define INSTANCE_2(...) INSTANCE(2, __VA_ARGS__)
-#define INSTANCE_3(...) INSTANCE(3, __VA_ARGS__)
-#define INSTANCE_4(...) INSTANCE(4, __VA_ARGS__)
-#define INSTANCE_5(...) INSTANCE(5, __VA_ARGS__)
-#define INSTANCE_6(...) INSTANCE(6, __VA_ARGS__)
-#define INSTANCE_7(...) INSTANCE(7, __VA_ARGS__)
-KIT_TRACKED(INSTANCE_0)
-KIT_TRACKED(INSTANCE_1)
-KIT_TRACKED(INSTANCE_2)
-KIT_TRACKED(INSTANCE_3)
-KIT_TRACKED(INSTANCE_4)
-KIT_TRACKED(INSTANCE_5)
-KIT_TRACKED(INSTANCE_6)
-KIT_TRACKED(INSTANCE_7)
-#define POINTER_0(result, name, ...) (void *)name##_of_0,
-#define POINTER_1(result, name, ...) (void *)name##_of_1,
-#define POINTER_2(result, name, ...) (void *)name##_of_2,
-#define POINTER_3(result, name, ...) (void *)name##_of_3,
-#define POINTER_4(result, name, ...) (void *)name##_of_4,
-#define POINTER_5(result, name, ...) (void *)name##_of_5,
-#define POINTER_6(result, name, ...) (void *)name##_of_6,
-#define POINTER_7(result, name, ...) (void *)name##_of_7,
-static void *const instances[KIT_MAX_COPIES][N_TRACKED] = {
-    {KIT_TRACKED(POINTER_0)}, {KIT_TRACKED(POINTER_1)}, {KIT_TRACKED(POINTER_2)}, {KIT_TRACKED(POINTER_3)},
-    {KIT_TRACKED(POINTER_4)}, {KIT_TRACKED(POINTER_5)}, {KIT_TRACKED(POINTER_6)}, {KIT_TRACKED(POINTER_7)},
-};
+#define INSTANCES(copy) KIT_TRACKED(INSTANCE, copy)
+EACH_COPY(INSTANCES)
 
-static int number_of(const char *name) {
-    if (strncmp(name, "ggml_", 5) != 0) return -1;
-    for (int f = 0; f < N_TRACKED; f++)
-        if (strcmp(name, tracked_names[f]) == 0) return f;
-    return -1;
-}
-
-bool kit_hook_tracks(const char *name) { return number_of(name) >= 0; }
-
-static void learn(ggml_copy *copy, void *handle) {
-    void **originals = (void **)&copy->call;
-    for (int f = 0; f < N_TRACKED; f++)
-        if (!originals[f]) originals[f] = dlsym(handle, tracked_names[f]);
-#define LEARN(result, name, ...) copy->ask.name = (void *)dlsym(handle, #name);
-    KIT_ASKED(LEARN)
-}
-
-/* The copy of ggml whose function lies at `original`, entered when it is seen first; -1 beyond the last. */
-static int copy_of(void *original) {
-    Dl_info where;
-    if (!dladdr(original, &where) || !where.dli_fname) return -1;
-    for (int k = 0; k < n_copies; k++)
-        if (copies[k].base == where.dli_fbase && strcmp(copies[k].path, where.dli_fname) == 0) return k;
-    if (n_copies == KIT_MAX_COPIES) return -1;
-    ggml_copy *copy = &copies[n_copies];
-    copy->path = strdup(where.dli_fname);
-    copy->base = where.dli_fbase;
-    void *handle = dlopen(where.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
-    if (!handle) handle = dlopen(NULL, RTLD_LAZY); /* ggml inside the program itself */
-    if (handle) {
-        learn(copy, handle);
-        dlclose(handle);
-    }
-    return n_copies++;
-}
-
-void *kit_hook_for(const char *name, void *original) {
-    int f = number_of(name);
-    int k = f < 0 ? -1 : copy_of(original);
-    if (k < 0) return NULL;
-    void **known = (void **)&copies[k].call + f;
-    if (!*known) *known = original;
-    return instances[k][f];
-}
-
-uintptr_t kit_track_hook_of(uintptr_t address) {
-    for (int k = 0; k < n_copies; k++)
-        for (int f = 0; f < N_TRACKED; f++)
-            if ((uintptr_t)((void **)&copies[k].call)[f] == address) return (uintptr_t)instances[k][f];
-    return 0;
-}
-
-int kit_track_copies(void) { return n_copies; }
-
-const char *kit_track_copy_path(int copy) {
-    return copy >= 0 && copy < n_copies ? copies[copy].path : "";
-}
-
-int kit_track_start(bool stacks) {
-    kit_stacks_wanted = stacks;
-    kit_slots_patch();
-    kit_recording = 1;
-    return kit_slots_patched();
-}
-
-void kit_track_stop(void) {
-    kit_recording = 0;
-    kit_slots_restore();
-}
-
-void kit_track_shutdown(void) {
-    kit_stacks_end();
-    kit_track_stop();
-}
+#define POINTER(copy, result, name, ...) (void *)name##_of_##copy,
+#define POINTERS(copy) {KIT_TRACKED(POINTER, copy)},
+void *const kit_hooks[KIT_MAX_COPIES][KIT_N_TRACKED] = {EACH_COPY(POINTERS)};

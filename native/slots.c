@@ -61,13 +61,10 @@ static int n_seen, seen_room;
 static void **kept; /* handles */
 static int n_kept, kept_room;
 static _Atomic unsigned long long changes_seen;
+static _Atomic uint64_t n_answers;
 
-static void before_fork(void) { pthread_mutex_lock(&lock); }
-static void after_fork(void) { pthread_mutex_unlock(&lock); }
-
-__attribute__((constructor)) static void watch_forks(void) {
-    pthread_atfork(before_fork, after_fork, after_fork);
-}
+void kit_slots_lock(void) { pthread_mutex_lock(&lock); }
+void kit_slots_unlock(void) { pthread_mutex_unlock(&lock); }
 
 static bool make_room(void *array, int *room, int needed, size_t item) {
     if (needed <= *room) return true;
@@ -165,13 +162,20 @@ static void *target_of(const object *o, const relocations *r, const ElfW(Rela) *
     return found ? found : handle ? dlsym(handle, name) : NULL;
 }
 
+/* The library that called a hook, by where the hook returns to. */
+static int caller_of(void *returns_to) {
+    Dl_info where;
+    return dladdr(returns_to, &where) && where.dli_fname ? kit_library_number(where.dli_fname) : 0;
+}
+
 static void *hooked_mmap(void *address, size_t length, int protection, int flags, int file, off_t offset) {
     int64_t begun = kit_now_ns();
     void *got = mmap(address, length, protection, flags, file, offset);
     if (got == MAP_FAILED || file < 0 || !kit_recording) return got;
     int error = errno;
     kit_allocation what = {.kind = KIT_MAPPING, .address = got, .asked = length, .size = length, .type = "mapped file",
-                           .begin_ns = begun, .first = UINT64_MAX, .place = kit_place_now()};
+                           .begin_ns = begun, .first = UINT64_MAX, .place = kit_place_now(),
+                           .library = caller_of(__builtin_return_address(0))};
     kit_events_allocated(&what);
     errno = error;
     return got;
@@ -190,7 +194,9 @@ static void *answer(void *handle, const char *name) {
     look_for_new();
     if (handle == RTLD_DEFAULT || handle == RTLD_NEXT || !name || !kit_hook_tracks(name)) return NULL;
     void *original = dlsym(handle, name);
-    return original ? kit_hook_for(name, original) : NULL;
+    void *hook = original ? kit_hook_for(name, original) : NULL;
+    if (hook) n_answers++;
+    return hook;
 }
 
 __attribute__((noinline, optimize("O2"))) static void *hooked_dlsym(void *handle, const char *name) {
@@ -288,9 +294,13 @@ void kit_slots_restore(void) {
         patched_slot *p = &patched[--n_patched];
         write_slot(p->slot, p->before, p->sealed);
     }
-    while (n_kept > 0) dlclose(kept[--n_kept]);
-    n_seen = 0;
+    void **handles = kept;
+    int n_handles = n_kept;
+    kept = NULL;
+    n_kept = kept_room = n_seen = 0;
     pthread_mutex_unlock(&lock);
+    while (n_handles > 0) dlclose(handles[--n_handles]); /* which may run what a library does at its end */
+    free(handles);
 }
 
-int kit_slots_patched(void) { return n_patched; }
+uint64_t kit_slots_answers(void) { return n_answers; }

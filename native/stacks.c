@@ -16,7 +16,7 @@
 
 #include "tracking.h"
 
-enum { MAX_DEPTH = 96, MAX_NODES = 1 << 20 };
+enum { MAX_DEPTH = 96, CHUNK = 1 << 14, MAX_CHUNKS = 1 << 12, FIRST_SLOTS = 1 << 14 };
 
 typedef struct {
     uint32_t parent;
@@ -27,40 +27,57 @@ typedef struct {
 __thread kit_place kit_place_noted __attribute__((tls_model("initial-exec")));
 _Atomic int kit_stacks_wanted;
 static _Atomic int python_ended;
-static node *nodes;
-static uint32_t *slots;
-static uint32_t n_nodes;
+static node *chunks[MAX_CHUNKS];
+static uint32_t *slots; /* hash table of nodes; 0 for an empty place */
+static uint32_t n_slots, n_nodes;
+static _Atomic uint64_t n_lost;
 static PyObject *scope_variable;
 
-static bool make_tree(void) {
-    if (nodes) return true;
-    int mode = PROT_READ | PROT_WRITE, flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-    void *a = mmap(NULL, MAX_NODES * sizeof *nodes, mode, flags, -1, 0);
-    void *b = mmap(NULL, 2 * MAX_NODES * sizeof *slots, mode, flags, -1, 0);
-    if (a == MAP_FAILED || b == MAP_FAILED) return false;
-    nodes = a;
-    slots = b;
+static node *at(uint32_t id) { return &chunks[id / CHUNK][id % CHUNK]; }
+
+static uint32_t slot_of(const node *wanted) {
+    uint64_t hash = ((uint64_t)(uintptr_t)wanted->code >> 4) * 0x9E3779B97F4A7C15ull;
+    hash = (hash ^ (uint32_t)wanted->instruction ^ (uint64_t)wanted->parent << 20) * 0xff51afd7ed558ccdull;
+    uint32_t i = (hash >> 32) & (n_slots - 1);
+    for (; slots[i]; i = (i + 1) & (n_slots - 1)) {
+        const node *known = at(slots[i]);
+        if (known->code == wanted->code && known->instruction == wanted->instruction && known->parent == wanted->parent)
+            break;
+    }
+    return i;
+}
+
+static bool make_slots(void) {
+    if ((n_nodes + 1) * 2 <= n_slots) return true;
+    uint32_t *old = slots, n_old = n_slots, n_fresh = n_old ? 2 * n_old : FIRST_SLOTS;
+    uint32_t *fresh = kit_map_pages(n_fresh * sizeof *fresh);
+    if (!fresh) return false;
+    slots = fresh;
+    n_slots = n_fresh;
+    for (uint32_t id = 1; id <= n_nodes; id++) slots[slot_of(at(id))] = id;
+    if (old) munmap(old, n_old * sizeof *old);
     return true;
 }
 
+static bool make_node(void) {
+    uint32_t chunk = (n_nodes + 1) / CHUNK;
+    return chunk < MAX_CHUNKS && (chunks[chunk] || (chunks[chunk] = kit_map_pages(CHUNK * sizeof(node))));
+}
+
 static uint32_t node_of(uint32_t parent, PyCodeObject *code, int instruction) {
-    uint64_t hash = ((uint64_t)(uintptr_t)code >> 4) * 0x9E3779B97F4A7C15ull;
-    hash = (hash ^ (uint32_t)instruction ^ (uint64_t)parent << 20) * 0xff51afd7ed558ccdull;
-    uint32_t i = (hash >> 32) & (2 * MAX_NODES - 1);
-    for (; slots[i]; i = (i + 1) & (2 * MAX_NODES - 1)) {
-        node *known = &nodes[slots[i]];
-        if (known->code == code && known->instruction == instruction && known->parent == parent) return slots[i];
-    }
-    if (n_nodes + 1 >= MAX_NODES) return parent;
+    node wanted = {parent, instruction, code};
+    bool more = make_slots();
+    uint32_t slot = slots ? slot_of(&wanted) : 0;
+    if (slots && slots[slot]) return slots[slot];
+    if (!more || !make_node()) return 0;
     Py_INCREF(code); /* for ever: its address stands for it */
-    nodes[++n_nodes] = (node){parent, instruction, code};
-    return slots[i] = n_nodes;
+    *at(++n_nodes) = wanted;
+    return slots[slot] = n_nodes;
 }
 
 static uint32_t walk(PyThreadState *state) {
     PyCodeObject *codes[MAX_DEPTH];
     int instructions[MAX_DEPTH], depth = 0;
-    if (!make_tree()) return 0;
     PyFrameObject *frame = PyThreadState_GetFrame(state);
     while (frame && depth < MAX_DEPTH) {
         codes[depth] = PyFrame_GetCode(frame);
@@ -71,10 +88,12 @@ static uint32_t walk(PyThreadState *state) {
     }
     Py_XDECREF(frame);
     uint32_t id = 0;
+    bool whole = true;
     while (depth-- > 0) {
-        id = node_of(id, codes[depth], instructions[depth]);
+        whole = whole && (id = node_of(id, codes[depth], instructions[depth]));
         Py_DECREF(codes[depth]);
     }
+    if (!whole) n_lost++;
     return id;
 }
 
@@ -129,6 +148,8 @@ kit_place kit_place_now(void) {
     return place;
 }
 
+uint64_t kit_stacks_lost(void) { return n_lost; }
+
 void kit_stacks_end(void) {
     python_ended = 1;
 }
@@ -140,7 +161,7 @@ void kit_stack_set_scope_variable(void *variable) {
 
 bool kit_stack_node_get(uint32_t id, kit_stack_node *found) {
     if (!id || id > n_nodes) return false;
-    node *n = &nodes[id];
+    node *n = at(id);
     *found = (kit_stack_node){n->parent, PyCode_Addr2Line(n->code, n->instruction), n->code};
     return true;
 }

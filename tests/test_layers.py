@@ -11,12 +11,16 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 ROOMS = {
-    "errors": 0,
+    "errors": -1,
     "units": 0,
     "log": 0,
     "tables": 0,
+    "files": 0,
+    "progress": -1,
+    "registry": 0,
     "core": 1,
     "memory": 2,
+    "backends": 2,
     "diagram": 2,
     "models": 3,
     "views": 4,
@@ -26,7 +30,7 @@ ROOMS = {
 }
 
 #: May fetch a view inside a function: who holds the data offers the picture, and knows only where pictures are drawn.
-ASK_A_VIEW = {"kit.models.run"}
+ASK_A_VIEW = {"kit.models.session.run"}
 
 
 def _modules() -> dict[str, pathlib.Path]:

@@ -58,12 +58,13 @@ class ApartGraph:
             raise ClosedError(f"the memory of {self.graph.name} was given back")
         handle = self.graph.handle
         stop = self.graph.n_nodes if end is None else end
+        n_threads = self.graph.backend.use_threads(self.graph)
         if first == 0 and stop == self.graph.n_nodes:
-            compute_graph(self._backend, handle, self.graph.backend.n_threads)
+            compute_graph(self._backend, handle, n_threads)
         elif stop > first:
-            self._compute_part(handle, first, stop)
+            self._compute_part(handle, first, stop, n_threads)
 
-    def _compute_part(self, handle: Any, first: int, stop: int) -> None:
+    def _compute_part(self, handle: Any, first: int, stop: int, n_threads: int) -> None:
         nbytes = int(lib.ggml_graph_overhead_custom(stop - first, False))
         pool = lib.ggml_init({"mem_size": nbytes, "mem_buffer": ffi.NULL, "no_alloc": True})
         if pool == ffi.NULL:
@@ -73,7 +74,7 @@ class ApartGraph:
             nodes = lib.ggml_graph_nodes(handle)
             for i in range(first, stop):
                 lib.ggml_graph_add_node(part, nodes[i])
-            compute_graph(self._backend, part, self.graph.backend.n_threads)
+            compute_graph(self._backend, part, n_threads)
         finally:
             lib.ggml_free(pool)
 

@@ -30,14 +30,23 @@ class Backend:
     Args:
         devices: names as `kit.devices` gives them, in order of preference; the CPU is always added last.
         n_threads: CPU threads; default: what this process may use, see `default_threads`.
+        n_threads_batch: CPU threads for graphs marked as `Graph.batch`; default: as many.
     """
 
-    def __init__(self, devices: Sequence[str] | None = None, *, n_threads: int | None = None) -> None:
-        if n_threads is not None and not (isinstance(n_threads, int) and 1 <= n_threads <= 512):
-            raise ArgumentError(f"n_threads is {n_threads!r}; give 1 to 512")
+    def __init__(
+        self,
+        devices: Sequence[str] | None = None,
+        *,
+        n_threads: int | None = None,
+        n_threads_batch: int | None = None,
+    ) -> None:
+        for what, given in (("n_threads", n_threads), ("n_threads_batch", n_threads_batch)):
+            if given is not None and not (isinstance(given, int) and 1 <= given <= 512):
+                raise ArgumentError(f"{what} is {given!r}; give 1 to 512")
         if isinstance(devices, str) or not isinstance(devices, (Sequence, type(None))):
             raise ArgumentError(f"devices is {devices!r}; give a list of names as kit.devices() has them")
         self.n_threads = n_threads or default_threads()
+        self.n_threads_batch = n_threads_batch or self.n_threads
         names = list(dict.fromkeys(devices)) if devices is not None else _default_devices()
         cpu = next(name for name in device_handles() if name.startswith("CPU."))
         self.devices: tuple[str, ...] = (*(name for name in names if name != cpu), cpu)
@@ -104,7 +113,13 @@ class Backend:
         """
         with turn():
             self.allocate(graph)
-            self._state.compute(graph, watch)
+            self._state.compute(graph, watch, self.use_threads(graph))
+
+    def use_threads(self, graph: Graph) -> int:
+        """Let the CPU use the threads ``graph`` is to be computed with; return how many."""
+        n_threads = self.n_threads_batch if graph.batch else self.n_threads
+        self._state.set_threads(n_threads)
+        return n_threads
 
     def forget(self, graph: Graph) -> None:
         """Take ``graph`` off the scheduler, because it is about to be freed."""
@@ -149,7 +164,7 @@ class _State:
 
     def __init__(self, handles: list[Any], n_threads: int) -> None:
         self.handles = handles
-        self.n_threads = n_threads
+        self.n_threads = 0
         self.scheduler: Any = None
         self.capacity = 0
         self.allocator: Any = None
@@ -157,9 +172,15 @@ class _State:
         self.planned = 0  # number of the graph the scheduler's plan was made for
         self.number = 0
         self.name = text(lib.ggml_backend_name(handles[0]))
-        for handle in handles:
-            if lib.ggml_backend_is_cpu(handle):
-                lib.ggml_backend_cpu_set_n_threads(handle, n_threads)
+        self.set_threads(n_threads)
+
+    def set_threads(self, n_threads: int) -> None:
+        """Let the CPU use ``n_threads`` of the process's pool from the next graph on."""
+        if n_threads != self.n_threads:
+            self.n_threads = n_threads
+            for handle in self.handles:
+                if lib.ggml_backend_is_cpu(handle):
+                    lib.ggml_backend_cpu_set_n_threads(handle, n_threads)
 
     def allocate(self, graph: Graph) -> None:
         with keeping("compute buffers"):
@@ -205,16 +226,16 @@ class _State:
             raise OutOfMemory(f"no room for the compute buffer of a graph of {graph.n_nodes} nodes", device=self.name)
         self._enter()
 
-    def compute(self, graph: Graph, watch: Any) -> None:
+    def compute(self, graph: Graph, watch: Any, n_threads: int) -> None:
         done = False
         try:
             running.append(graph)  # here, not before: an interrupt comes after a call, and must meet the finally
             if self.allocator is not None:
-                compute_graph(self.handles[-1], graph.handle, self.n_threads)
+                compute_graph(self.handles[-1], graph.handle, n_threads)
             else:
                 callback, user = (lib.kit_watch_callback, watch) if watch is not None else (ffi.NULL, ffi.NULL)
                 lib.ggml_backend_sched_set_eval_callback(self.scheduler, callback, user)
-                compute_scheduled(self.scheduler, graph.handle, self.n_threads)
+                compute_scheduled(self.scheduler, graph.handle, n_threads)
             done = True
         finally:
             running.pop()

@@ -293,6 +293,10 @@ class Context:
         """A context on the same core whose tensors live on ``device``."""
         return self._derived(purpose, self.backend.buffer_type(device))
 
+    def for_buffer_type(self, buffer_type: Any, *, purpose: str = "weights") -> Context:
+        """A context on the same core whose tensors live in ggml's ``buffer_type``."""
+        return self._derived(purpose, buffer_type)
+
     def allocate(self) -> None:
         """Give memory now to all tensors that have none; raises OutOfMemory and then leaves nothing behind."""
         self._core.check()

@@ -13,14 +13,18 @@ import numpy as np
 
 from kit.core import gguf_view
 from kit.core.gguf_metadata import Metadata, TensorTable
-from kit.core.gguf_source import Source, TensorInfo, TypeShare, type_shares
+from kit.core.gguf_parts import GGUFPart, open_parts
+from kit.core.gguf_source import TensorInfo, TypeShare, type_shares
 from kit.core.gguf_weights import read_tensor
 
-__all__ = ["GGUFFile", "TensorInfo", "TypeShare"]
+__all__ = ["GGUFFile", "GGUFPart", "TensorInfo", "TypeShare"]
 
 
 class GGUFFile:
-    """The metadata and the tensor table of a GGUF file.
+    """The metadata and the tensor table of a GGUF file; of a split one (``NAME-00001-of-00003.gguf``) from any part.
+
+    All parts of a split file are looked for beside the one given, and ``tensors`` is the table of them all;
+    ``whole=False`` opens that one file alone.
 
     Opening walks the whole header with a checker of kit's own, which compares every size with the size of the
     file, and then has ggml's reader read it. An open GGUFFile holds no file and no native memory, so it need
@@ -30,14 +34,16 @@ class GGUFFile:
     the byte), GGUFNotFound, a FileNotFoundError too, where there is none.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._source = Source(path)
-        self._metadata = Metadata(self._source)
-        self._tensors = TensorTable(self._source)
+    def __init__(self, path: str | os.PathLike[str], *, whole: bool = True) -> None:
+        self._parts = open_parts(path, whole=whole)
+        self._source = self._parts.first
+        self._metadata = self._parts.metadata
+        self._tensors = TensorTable(self._source, self._parts.tensors)
+        self._records = self._parts.records()
 
     @property
     def path(self) -> pathlib.Path:
-        """Where the file lies."""
+        """Where the file lies; of a split file, its first part."""
         return self._source.path
 
     @property
@@ -52,12 +58,17 @@ class GGUFFile:
 
     @property
     def nbytes(self) -> int:
-        """The size of the file."""
-        return self._source.header.nbytes
+        """The size of the file; of a split file, of all its parts together."""
+        return self._parts.nbytes
+
+    @property
+    def parts(self) -> tuple[GGUFPart, ...]:
+        """The files, in order; one where the file is not split."""
+        return self._records
 
     @property
     def data_offset(self) -> int:
-        """The byte at which the header ends and tensor data begin."""
+        """The byte of ``path`` at which the header ends and tensor data begin."""
         return self._source.header.data_offset
 
     @property
@@ -98,18 +109,22 @@ class GGUFFile:
         Raises MissingKey for an unknown name, DTypeError for a type ggml cannot convert, GGUFError where the
         file cannot be read or is another one by now.
         """
-        return read_tensor(self._source, self.tensors[name])
+        info = self.tensors[name]
+        return read_tensor(self._parts.source_of(info), info)
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[GGUFFile]:
-        """Keep the file open within the block, for reading many arrays or tensors."""
-        with self._source.reading():
+        """Keep the file, or all its parts, open within the block, for reading many arrays or tensors."""
+        with contextlib.ExitStack() as opened:
+            for source in self._parts.sources:
+                opened.enter_context(source.reading())
             yield self
 
     def close(self) -> None:
         """Drop what was read; later use raises ClosedError. May be called again."""
         self._metadata.forget()
-        self._source.closed = True
+        for source in self._parts.sources:
+            source.closed = True
 
     def __enter__(self) -> GGUFFile:
         self._source.require_open()
@@ -122,11 +137,11 @@ class GGUFFile:
 
     def text(self) -> str:
         """Return a table of fewer than 40 lines: what the file is, its first keys, its tensors by block."""
-        return gguf_view.text_of(self._source, self._metadata)
+        return gguf_view.text_of(self._parts)
 
     def html(self) -> str:
         """Return the same with all keys and all tensors to unfold."""
-        return gguf_view.html_of(self._source, self._metadata)
+        return gguf_view.html_of(self._parts)
 
     def __repr__(self) -> str:
         return self.text()

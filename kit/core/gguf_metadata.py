@@ -65,11 +65,11 @@ class NamedTable(Mapping[str, _Value]):
 
 
 class TensorTable(NamedTable[TensorInfo]):
-    """The tensors of a GGUF file by name, in file order."""
+    """The tensors of a GGUF file, all its parts together, by name, in file order."""
 
-    def __init__(self, source: Source) -> None:
-        super().__init__(source, source.header.tensors, "tensor")
-        self._infos = source.header.tensors
+    def __init__(self, source: Source, infos: Mapping[str, TensorInfo]) -> None:
+        super().__init__(source, infos, "tensor")
+        self._infos = infos
 
     def __getitem__(self, name: str) -> TensorInfo:
         self._require(name)

@@ -28,7 +28,8 @@ class TensorInfo:
     """One tensor of a GGUF file: where it lies and what it is; never its data.
 
     ``ne`` is in ggml order, fastest first, ``shape`` the same in numpy order, both with as many dimensions as
-    the file writes. ``dtype`` is ggml's name of the type (``"q4_1"``). ``offset`` is absolute in the file.
+    the file writes. ``dtype`` is ggml's name of the type (``"q4_1"``). ``offset`` is absolute in the file ``path``,
+    which is number ``part`` (from 1) of those the model was split into.
     """
 
     name: str
@@ -37,6 +38,8 @@ class TensorInfo:
     dtype: str
     offset: int
     nbytes: int
+    path: pathlib.Path
+    part: int = 1
 
     @property
     def n_elements(self) -> int:
@@ -104,9 +107,9 @@ class Source:
             raise GGUFError(f"{path_text(self.path)!r}: no file name holds a NUL character")
         spots, n_dims = _check(self.path)
         facts = _stat(self.path)
-        self._identity = _identity(facts)
+        self.identity = _identity(facts)
         self.header = _read_tables(self.path, spots, n_dims, facts.st_size)
-        if _identity(_stat(self.path)) != self._identity:
+        if _identity(_stat(self.path)) != self.identity:
             raise GGUFError(f"{path_text(self.path)}: the file changed while it was opened; open it again")
 
     @contextlib.contextmanager
@@ -163,7 +166,7 @@ class Source:
             file = open(self.path, "rb", buffering=0)  # noqa: SIM115 - `reading` closes it
         except OSError as error:
             raise _system_error(self.path, error.errno or 0, str(error.strerror)) from error
-        if _identity(os.fstat(file.fileno())) != self._identity:
+        if _identity(os.fstat(file.fileno())) != self.identity:
             file.close()
             raise GGUFError(
                 f"{path_text(self.path)}: this is another file than the one that was opened, or it was "
@@ -239,7 +242,7 @@ def _read_tables(path: pathlib.Path, spots: list[ValueSpot], n_dims: list[int], 
         infos, tensor = [], lib.ggml_get_first_tensor(tensors[0])
         for number, n in enumerate(n_dims):
             offset = data_offset + lib.gguf_get_tensor_offset(gguf, number)
-            infos.append(_tensor_info(tensor, n, offset))
+            infos.append(_tensor_info(path, tensor, n, offset))
             tensor = lib.ggml_get_next_tensor(tensors[0], tensor)
         return Header(
             version=lib.gguf_get_version(gguf),
@@ -254,7 +257,7 @@ def _read_tables(path: pathlib.Path, spots: list[ValueSpot], n_dims: list[int], 
         lib.ggml_free(tensors[0])
 
 
-def _tensor_info(tensor: Any, n_dims: int, offset: int) -> TensorInfo:
+def _tensor_info(path: pathlib.Path, tensor: Any, n_dims: int, offset: int) -> TensorInfo:
     ne = tuple(int(extent) for extent in tensor.ne[0:n_dims])
     return TensorInfo(
         name=text(tensor.name),
@@ -263,4 +266,5 @@ def _tensor_info(tensor: Any, n_dims: int, offset: int) -> TensorInfo:
         dtype=text(lib.ggml_type_name(tensor.type)),
         offset=offset,
         nbytes=lib.ggml_nbytes(tensor),
+        path=path,
     )

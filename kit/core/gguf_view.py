@@ -8,7 +8,8 @@ import re
 from collections.abc import Iterable, Sequence
 
 from kit.core.gguf_metadata import Metadata
-from kit.core.gguf_source import Source, TensorInfo, path_text, type_shares
+from kit.core.gguf_parts import Parts
+from kit.core.gguf_source import TensorInfo, path_text, type_shares
 from kit.units import bytes_text, count_text, ne_text
 
 _TEXT_KEYS, _TEXT_BLOCKS, _TEXT_TYPES = 12, 14, 4
@@ -28,6 +29,7 @@ class Fold:
     dtype: str
     ne: str
     nbytes: int
+    parts: str
 
 
 def fold_tensors(infos: Iterable[TensorInfo]) -> list[Fold]:
@@ -42,59 +44,79 @@ def fold_tensors(infos: Iterable[TensorInfo]) -> list[Fold]:
             "/".join(sorted({info.dtype for info in group})),
             _few([ne_text(info.ne) for info in group]),
             sum(info.nbytes for info in group),
+            _part_text({info.part for info in group}),
         )
         for pattern, group in groups.items()
     ]
 
 
-def text_of(source: Source, metadata: Metadata) -> str:
+def _part_text(numbers: set[int]) -> str:
+    low, high = min(numbers), max(numbers)
+    return f"part {low}" if low == high else f"parts {low} to {high}"
+
+
+def text_of(parts: Parts) -> str:
     """Return at most 39 lines."""
-    header = source.header
+    source, metadata = parts.first, parts.metadata
     lines = [f"GGUFFile {_safe(source.path.name, 80)}{' (closed)' if source.closed else ''}"]
-    lines += [f"  {label:<12} {value}" for label, value in _summary(source, metadata)]
+    lines += [f"  {label:<12} {value}" for label, value in _summary(parts)]
     if source.closed:
         return "\n".join(lines)
     keys = [(key, metadata.type_text(key), _value(metadata, key, _TEXT_WIDTH)) for key in _first(metadata, _TEXT_KEYS)]
     lines += _block(f"metadata ({len(metadata)})", [(_safe(k, 44), t, v) for k, t, v in keys], len(metadata))
-    folds = fold_tensors(header.tensors.values())
+    folds, split = fold_tensors(parts.tensors.values()), len(parts.sources) > 1
     rows = [
-        (_safe(f.pattern, 44), f.dtype, f.ne, bytes_text(f.nbytes), f"x {f.count}" if f.count > 1 else "")
+        (
+            _safe(f.pattern, 44),
+            f.dtype,
+            f.ne,
+            bytes_text(f.nbytes),
+            f"x {f.count}" if f.count > 1 else "",
+            *([f"in {f.parts}"] if split else []),
+        )
         for f in folds[:_TEXT_BLOCKS]
     ]
-    lines += _block(f"tensors ({len(header.tensors)})", rows, len(folds))
+    lines += _block(f"tensors ({len(parts.tensors)})", rows, len(folds))
     return "\n".join(lines)
 
 
-def html_of(source: Source, metadata: Metadata) -> str:
+def html_of(whole: Parts) -> str:
     """Return one element with inline styles only; all keys and tensors (up to 1000 each) unfold."""
-    header = source.header
+    source, metadata = whole.first, whole.metadata
     title = f"GGUFFile {_safe(source.path.name, 200)}{' (closed)' if source.closed else ''}"
-    parts = [f"<div><strong>{html.escape(title)}</strong>", _table([], _summary(source, metadata))]
+    parts = [f"<div><strong>{html.escape(title)}</strong>", _table([], _summary(whole))]
     if not source.closed:
         rows = [
             (_safe(key, 200), metadata.type_text(key), _value(metadata, key, _HTML_WIDTH))
             for key in _first(metadata, _HTML_ROWS)
         ]
         parts.append(_details(f"metadata ({len(metadata)})", ["key", "type", "value"], rows, len(metadata)))
-        folds = fold_tensors(header.tensors.values())
+        folds = fold_tensors(whole.tensors.values())
         blocks = [
             (_safe(f.pattern, 200), str(f.count), f.dtype, f.ne, bytes_text(f.nbytes)) for f in folds[:_HTML_ROWS]
         ]
         parts.append(_details(f"blocks ({len(folds)})", ["tensors", "count", "type", "ne", "size"], blocks, len(folds)))
-        infos = list(header.tensors.values())
+        infos = list(whole.tensors.values())
         table = [
-            (_safe(i.name, 200), i.dtype, ne_text(i.ne), bytes_text(i.nbytes), str(i.offset))
+            (_safe(i.name, 200), i.dtype, ne_text(i.ne), bytes_text(i.nbytes), str(i.part), str(i.offset))
             for i in infos[:_HTML_ROWS]
         ]
-        parts.append(
-            _details(f"tensors ({len(infos)})", ["tensor", "type", "ne", "size", "at byte"], table, len(infos))
-        )
+        head = ["tensor", "type", "ne", "size", "part", "at byte"]
+        parts.append(_details(f"tensors ({len(infos)})", head, table, len(infos)))
+    if len(whole.sources) > 1:
+        files = [
+            (str(n), _safe(path_text(s.path), 400), str(len(s.header.tensors)), bytes_text(s.header.nbytes))
+            for n, s in enumerate(whole.sources[:_HTML_ROWS], 1)
+        ]
+        head = ["part", "file", "tensors", "size"]
+        parts.append(_details(f"parts ({len(whole.sources)})", head, files, len(whole.sources)))
     return "".join([*parts, "</div>"])
 
 
-def _summary(source: Source, metadata: Metadata) -> list[tuple[str, str]]:
+def _summary(parts: Parts) -> list[tuple[str, str]]:
+    source, metadata = parts.first, parts.metadata
     header = source.header
-    infos = header.tensors.values()
+    infos = parts.tensors.values()
     shares = list(type_shares(infos).items())
     types = ", ".join(f"{dtype} {s.n_tensors} ({bytes_text(s.nbytes)})" for dtype, s in shares[:_TEXT_TYPES])
     rows = []
@@ -111,6 +133,12 @@ def _summary(source: Source, metadata: Metadata) -> list[tuple[str, str]]:
             f"alignment {header.alignment}",
         )
     )
+    if len(parts.sources) > 1:
+        each = [
+            f"{len(s.header.tensors)} tensors in {bytes_text(s.header.nbytes)}" for s in parts.sources[:_TEXT_TYPES]
+        ]
+        more = f", {len(parts.sources) - _TEXT_TYPES} more" if len(parts.sources) > _TEXT_TYPES else ""
+        rows.append(("parts", f"{len(parts.sources)}, {bytes_text(parts.nbytes)}: {', '.join(each)}{more}"))
     rows.append(("path", _safe(path_text(source.path), 200)))
     return rows
 

@@ -62,6 +62,8 @@ class Graph:
         self.outputs = tuple(outputs)
         self.name = f"graph {next(_numbers)}"
         self.measured = False
+        self.batch = False
+        """Whether the backend's ``n_threads_batch`` compute it."""
         self._keep_outputs = keep_outputs
         self._output_buffer: Buffer | None = None
         with turn(), uninterrupted:

@@ -7,9 +7,11 @@ object lost without a close stays visible here.
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from kit.units import bytes_text
 
@@ -40,10 +42,11 @@ class Resource:
 _live: dict[int, Resource] = {}
 _numbers = itertools.count(1)
 _lock = threading.RLock()  # a finalizer may run inside any of these functions, on the same thread
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
-#: Told of every resource opened (True) and closed (False) while somebody tracks.
-listener: Callable[[Resource, bool], None] | None = None
+#: Told of every resource that is opened, changed or closed while somebody tracks.
+listener: Callable[[Resource, Literal["opened", "changed", "closed"]], None] | None = None
 
 
 def opened(resource: Resource) -> int:
@@ -51,8 +54,9 @@ def opened(resource: Resource) -> int:
     with _lock:
         number = next(_numbers)
         _live[number] = resource
-    if listener is not None:
-        listener(resource, True)
+    told = listener  # it may go at any moment
+    if told is not None:
+        told(resource, "opened")
     return number
 
 
@@ -60,8 +64,9 @@ def closed(number: int) -> None:
     """Strike out the resource entered under ``number``."""
     with _lock:
         resource = _live.pop(number, None)
-    if listener is not None and resource is not None:
-        listener(resource, False)
+    told = listener
+    if told is not None and resource is not None:
+        told(resource, "closed")
 
 
 def changed(number: int, resource: Resource) -> None:
@@ -69,8 +74,9 @@ def changed(number: int, resource: Resource) -> None:
     with _lock:
         if number in _live:
             _live[number] = resource
-    if listener is not None:
-        listener(resource, True)
+    told = listener
+    if told is not None:
+        told(resource, "changed")
 
 
 def live() -> list[Resource]:

@@ -15,28 +15,37 @@ import pathlib
 import sys
 from typing import Any
 
+from kit.core.libraries import choose
 from kit.core.scope import current
 from kit.errors import GgmlAbort, NativeMissing
 from kit.log import joiner, log
 
-_FOLDER = pathlib.Path(__file__).resolve().parent.parent / "_ggml"
 _DEEP = os.RTLD_NOW | getattr(os, "RTLD_DEEPBIND", 0)
 
 
+#: the build of ggml this process uses
+libraries = choose()
+
+
 def library_paths() -> list[pathlib.Path]:
-    """Return the private copies of ggml's libraries, in load order."""
-    found = {path.name.split(".so")[0]: path for path in sorted(_FOLDER.glob("libgkit*.so*"))}
-    first, last = found.pop("libgkit-base", None), found.pop("libgkit", None)
-    return [path for path in (first, *found.values(), last) if path is not None]
+    """Return the libraries of ggml this process uses, in load order."""
+    return libraries.paths
 
 
 def _load() -> tuple[Any, Any]:
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # else ggml attaches a debugger when anything terminates
     paths = library_paths()
     if not paths:
-        raise NativeMissing(f"no ggml libraries in {_FOLDER}: kit is not built; run 'pip install -e .' or 'make demo'")
+        raise NativeMissing(
+            f"no ggml libraries in {libraries.folder}: kit is not built; run 'pip install -e .' or 'make demo'"
+        )
+    if libraries.passed_over:
+        log.warning("%s; using the wheel's", libraries.passed_over)
     for path in paths:
-        ctypes.CDLL(str(path), mode=_DEEP)
+        try:
+            ctypes.CDLL(str(path), mode=_DEEP)
+        except OSError as error:
+            raise NativeMissing(f"{path} does not load: {error}; KIT_BACKEND=wheel goes without it") from error
     flags = sys.getdlopenflags()
     sys.setdlopenflags(_DEEP)
     try:

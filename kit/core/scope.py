@@ -11,51 +11,59 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import threading
+import itertools
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+
+from kit.errors import ArgumentError
 
 #: Number of the current scope; 0 outside of all.
 current: contextvars.ContextVar[int] = contextvars.ContextVar("kit_scope")
 
 _NOTHING = contextlib.nullcontext()
+# No lock: each step below is one operation of a dict, so that a finalizer, a signal handler or another thread may
+# enter a scope in between.
 _known: dict[tuple[int, str, bool], int] = {}
-_paths: list[tuple[str, ...]] = [()]
-_kept: list[bool] = [False]
-_lock = threading.Lock()
-_trackers = 0
+_scopes: dict[int, tuple[tuple[str, ...], bool]] = {0: ((), False)}  # by number: the names, and whether it is kept
+_numbers = itertools.count(1)
+_tracked = False
 
 
 def scope(name: str) -> AbstractContextManager[None]:
     """Return a context manager that names what happens inside, if anybody tracks."""
-    return _entered(name) if _trackers else _NOTHING
+    return _entered(name) if _tracked else _NOTHING
 
 
 def keeping(name: str) -> AbstractContextManager[None]:
     """Return a `scope` for what its owner keeps, by design, until it is closed."""
-    return _entered(name, True) if _trackers else _NOTHING
+    return _entered(name, True) if _tracked else _NOTHING
 
 
 def region(name: str) -> AbstractContextManager[None]:
-    """Return a context manager that names what happens inside, in every report of a tracker."""
+    """Return a context manager that names what happens inside, in every report of a tracker.
+
+    Raises:
+        ArgumentError: ``name`` is no text.
+    """
+    if not isinstance(name, str):
+        raise ArgumentError(f"a region's name is text, not {type(name).__name__}: write region({str(name)!r})")
     return _entered(name)
 
 
 def scope_path(number: int) -> tuple[str, ...]:
     """Return the names of scope ``number`` from the outermost to the innermost."""
-    return _paths[number] if 0 <= number < len(_paths) else ()
+    return _scopes[number][0] if number in _scopes else ()
 
 
 def is_kept(number: int) -> bool:
     """Whether scope ``number``, or one around it, is for what its owner keeps."""
-    return 0 <= number < len(_kept) and _kept[number]
+    return number in _scopes and _scopes[number][1]
 
 
-def tracking(change: int) -> None:
-    """Note that a tracker began (+1) or ended (-1)."""
-    global _trackers
-    with _lock:
-        _trackers += change
+def tracking(on: bool) -> None:
+    """Note whether anybody tracks."""
+    global _tracked
+    _tracked = on
 
 
 @contextlib.contextmanager
@@ -70,9 +78,10 @@ def _entered(name: str, kept: bool = False) -> Iterator[None]:
 
 def _number(parent: int, name: str, kept: bool) -> int:
     key = (parent, name, kept)
-    with _lock:
-        if key not in _known:
-            _known[key] = len(_paths)
-            _paths.append((*_paths[parent], name))
-            _kept.append(kept or _kept[parent])
-        return _known[key]
+    number = _known.get(key)
+    if number is None:
+        fresh = next(_numbers)
+        path, parent_kept = _scopes[parent]
+        _scopes[fresh] = ((*path, name), kept or parent_kept)
+        number = _known.setdefault(key, fresh)
+    return number

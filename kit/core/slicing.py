@@ -23,10 +23,10 @@ def slice_view(tensor: Tensor, key: Any) -> Tensor:
     dtype = dtype_by_id(tensor.p.type)
     if dtype.quantized and tensor.op == "TRANSPOSE":
         raise ShapeError(f"{tensor.label} is the transpose of a quantized matrix; slice the matrix and transpose that")
-    offset = 0
+    offset, shape, strides = 0, tensor.shape, tensor.nb[::-1]
     kept: list[tuple[int, int]] = []  # extent and stride of each axis that stays, in ggml order
     for axis in reversed(range(tensor.ndim)):
-        part, extent, stride = parts[axis], tensor.shape[axis], int(tensor.p.nb[tensor.ndim - 1 - axis])
+        part, extent, stride = parts[axis], shape[axis], strides[axis]
         if isinstance(part, slice):
             start, count, step = _bounds(part, extent, tensor)
             kept.append((count, stride * step))

@@ -13,7 +13,7 @@ from kit.core.checks import check_name
 from kit.core.compute import turn
 from kit.core.dtypes import dtype_by_id
 from kit.core.native import ffi, lib, text
-from kit.errors import ArgumentError, ClosedError, NotComputedError, ShapeError
+from kit.errors import ClosedError, DTypeError, NotComputedError, ShapeError
 from kit.units import shape_text
 
 if TYPE_CHECKING:
@@ -88,17 +88,17 @@ class Tensor:
     @property
     def ne(self) -> list[int]:
         """Extents in ggml order, as many as the tensor has axes."""
-        return [int(extent) for extent in self.p.ne[0 : self.ndim]]
+        return list(self.p.ne[0 : self.ndim])
 
     @property
     def nb(self) -> list[int]:
         """Strides in bytes, ggml order."""
-        return [int(stride) for stride in self.p.nb[0 : self.ndim]]
+        return list(self.p.nb[0 : self.ndim])
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Extents in numpy order: ``ne`` reversed."""
-        return tuple(int(extent) for extent in self.p.ne[0 : self.ndim])[::-1]
+        return tuple(self.p.ne[0 : self.ndim])[::-1]
 
     @property
     def size(self) -> int:
@@ -302,8 +302,8 @@ def _load_ops() -> Any:
     return _ops
 
 
-def _array_is_no_tensor(beside: Tensor) -> ArgumentError:
-    return ArgumentError(
+def _array_is_no_tensor(beside: Tensor) -> DTypeError:
+    return DTypeError(
         f"an array cannot be a node of a graph beside {beside.label}: "
         "make it a tensor, ctx.tensor(array.shape).set(array), or an input that compute() feeds"
     )

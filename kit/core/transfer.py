@@ -9,7 +9,8 @@ import numpy.typing as npt
 
 from kit.core.dtypes import DType, dtype_by_id, from_array, to_array
 from kit.core.native import ffi, lib
-from kit.errors import ShapeError
+from kit.core.repack import is_opaque
+from kit.errors import ArgumentError, ShapeError
 from kit.units import shape_text
 
 if TYPE_CHECKING:
@@ -17,8 +18,12 @@ if TYPE_CHECKING:
 
 
 def read(tensor: Tensor) -> npt.NDArray[Any]:
-    """Return a copy of an allocated tensor's values, shape in numpy order."""
-    raw = _addressed(tensor)
+    """Return a copy of an allocated tensor's values, shape in numpy order.
+
+    Raises:
+        ArgumentError: it lies in memory that ggml cannot read back.
+    """
+    raw = _readable(tensor)
     dtype = dtype_by_id(raw.type)
     if dtype.quantized and tensor.op == "TRANSPOSE":  # blocks lie along the other axis
         return np.ascontiguousarray(read(tensor.T).swapaxes(-1, -2))
@@ -34,8 +39,9 @@ def write(tensor: Tensor, values: npt.ArrayLike) -> None:
 
     Raises:
         ShapeError: another shape than the tensor's (a single number fills it).
+        ArgumentError: it lies in memory that ggml cannot read back.
     """
-    raw = _addressed(tensor)
+    raw = _readable(tensor)
     dtype = dtype_by_id(raw.type)
     if dtype.quantized and tensor.op == "TRANSPOSE":
         raise ShapeError(f"{tensor.label} is the transpose of a quantized matrix; set the matrix itself")
@@ -74,6 +80,16 @@ def _addressed(tensor: Tensor) -> Any:
     raw = tensor.p
     if raw.view_src != ffi.NULL and raw.buffer == ffi.NULL and raw.view_src.buffer != ffi.NULL:
         lib.ggml_backend_view_init(raw)
+    return raw
+
+
+def _readable(tensor: Tensor) -> Any:
+    raw = _addressed(tensor)
+    if is_opaque(raw):
+        raise ArgumentError(
+            f"{tensor.label} lies in {tensor.buffer_type}, in an order of ggml's own that cannot be read or changed; "
+            "the weights as they came are in model.weights"
+        )
     return raw
 
 

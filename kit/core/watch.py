@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kit.core import transfer
 from kit.core.graph import Graph
 from kit.core.native import ffi
 from kit.core.tensor import Tensor
@@ -47,6 +48,9 @@ class Watch:
         item.call = index if watched.call else -1
         if watched.copy_to is None:
             return None
+        if not watched.tensor.contiguous:  # bytes with gaps: read in Python
+            item.call = index
+            return None
         pointer = ffi.from_buffer("char[]", watched.copy_to, require_writable=True)
         item.copy_to = pointer
         item.nbytes = watched.copy_to.nbytes
@@ -58,6 +62,8 @@ class Watch:
         try:
             if watched.call is not None:
                 watched.call(watched.tensor)
+            elif watched.copy_to is not None:
+                watched.copy_to[...] = transfer.read(watched.tensor).reshape(watched.copy_to.shape)
         except BaseException as error:
             self._error = error
             return False

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -173,10 +173,27 @@ def _spread(times: Any) -> tuple[int, int, int]:
 
 
 def _checked(sizes: Sequence[int], repeats: int | None) -> list[int]:
-    wanted = sorted({int(size) for size in sizes})
-    if not wanted or wanted[0] < 1:
-        raise ArgumentError(f"sizes are {list(sizes)}; give one or more, each of at least 1 byte")
-    if repeats is not None and repeats < 1:
-        raise ArgumentError(f"repeats is {repeats}; give at least 1")
+    wanted = sorted(set(checked_sizes(sizes)))
+    if repeats is not None:
+        checked_repeats(repeats)
     refuse_impossible(3 * wanted[-1], "host memory", "measuring the largest size", True)
     return wanted
+
+
+def checked_sizes(sizes: object) -> list[int]:
+    """Return ``sizes`` if they are whole numbers of bytes, one or more, each at least 1; raise ArgumentError."""
+    given = list(sizes) if isinstance(sizes, Iterable) and not isinstance(sizes, (str, bytes)) else None
+    if not given or not all(is_count(size) for size in given):
+        raise ArgumentError(f"sizes are {sizes!r}; give a list of whole numbers of bytes, each of at least 1 byte")
+    return [int(size) for size in given]
+
+
+def checked_repeats(repeats: object) -> None:
+    """Raise ArgumentError unless ``repeats`` is a whole number from 1."""
+    if not is_count(repeats):
+        raise ArgumentError(f"repeats is {repeats!r}; give a whole number from 1")
+
+
+def is_count(value: object) -> bool:
+    """Whether ``value`` is a whole number from 1."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and bool(value >= 1)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from kit.memory.leaks import NOWHERE
+from kit.errors import ArgumentError
+from kit.memory.leaks import NOWHERE, Leak
+from kit.memory.report import MemoryReport
 from kit.tables import printable
 from kit.units import bytes_text
-
-if TYPE_CHECKING:
-    from kit.memory.leaks import Leak
-    from kit.memory.report import MemoryReport
 
 
 @dataclass(frozen=True)
@@ -51,7 +48,13 @@ class Diff:
 
 
 def diff(a: MemoryReport, b: MemoryReport) -> Diff:
-    """Return what changed from ``a`` to ``b``: peak, live bytes, and places that hold more or less at the end."""
+    """Return what changed from ``a`` to ``b``: peak, live bytes, and places that hold more or less at the end.
+
+    Raises ArgumentError for what is no report.
+    """
+    for report in (a, b):
+        if not isinstance(report, MemoryReport):
+            raise ArgumentError(f"diff takes two memory reports, not {type(report).__name__}; see Tracker.report()")
     before, after = _by_place(a), _by_place(b)
     changes = []
     for place in before.keys() | after.keys():

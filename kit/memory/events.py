@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import pathlib
 import re
 import time
@@ -16,6 +15,7 @@ import numpy.typing as npt
 from kit.core import ledger
 from kit.core.scope import scope_path
 from kit.memory import stacks, store
+from kit.memory.once import once
 from kit.memory.store import Records
 from kit.tables import printable
 from kit.units import bytes_text
@@ -69,15 +69,24 @@ class Recording:
     Args:
         records: events in order, the first of them event number ``first`` (from 0) of the store.
         elders: allocations before ``first`` that own some of the events, by their number (index + 1).
+        incomplete: what the recording lacks, in words; empty where it is whole.
     """
 
-    def __init__(self, records: Records, first: int, elders: dict[int, Records], start_ns: int) -> None:
+    def __init__(
+        self,
+        records: Records,
+        first: int,
+        elders: dict[int, Records],
+        start_ns: int,
+        incomplete: tuple[str, ...] = (),
+    ) -> None:
         self.records = records
         self.first = first
         self.elders = elders
         self.start_ns = start_ns
         self.end_ns = time.monotonic_ns()
         self.newest_opened = ledger.newest()
+        self.incomplete = incomplete
         self.labels = store.labels()
         self._owners: dict[tuple[int, int], str] = {}
 
@@ -103,7 +112,7 @@ class Recording:
         index = self.index(number)
         return self.records[index] if index >= 0 else self.elders.get(number)
 
-    @functools.cached_property
+    @once
     def passes(self) -> dict[int, tuple[int, int]]:
         """By scope number: which pass it lies in (from 0), and how many passes there were.
 
@@ -279,6 +288,8 @@ def device_name(record: Records) -> str:
     What is no buffer is on the host, and so is a CPU buffer, of which ggml names no device. A buffer of which ggml
     does not tell is on a device called as its buffer type.
     """
+    if store.KINDS[int(record["kind"])] != "buffer":
+        return "CPU.0"
     type_ = store.name_text(int(record["type"]))
     name = store.name_device(int(record["type"])) or type_
     if not name or name.startswith("CPU"):

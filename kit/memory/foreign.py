@@ -1,38 +1,52 @@
 """Functions that ctypes bound before tracking began: their pointers lead to the hooks while somebody tracks.
 
-ctypes asks dlsym once and keeps the answer inside the function object, where no relocation slot lies. What is asked
-for while somebody tracks is answered with a hook anyway (native/slots.c).
+ctypes asks dlsym once and keeps the answer inside the function object, where no relocation slot lies. What it asks
+for while somebody tracks is answered with a hook (native/slots.c), and gets its own pointer back at the end.
+
+Finding the functions may run anybody's finalizers, so it holds no lock; the pointers change natively, all at once.
 """
 
 from __future__ import annotations
 
 import gc
 import sys
-import threading
 from typing import Any
 
-from kit.core.native import lib
+from kit.core.native import ffi, lib
 
-_lock = threading.Lock()
-_users = 0
-_changed: list[tuple[Any, int]] = []  # function objects, kept alive, and their own pointers
+_followed: dict[int, list[Any]] = {}  # by epoch: functions that native code holds pointers into, kept alive
+_n_answers = 0
 
 
-def follow_ctypes() -> None:
-    """Lead ctypes functions of ggml to the hooks."""
-    global _users
-    with _lock:
-        _users += 1
-        if "ctypes" not in sys.modules or lib.kit_track_copies() == 0:
-            return
-        import ctypes
+def follow_ctypes(epoch: int) -> None:
+    """Lead ctypes functions of ggml to the hooks until ``epoch`` ends."""
+    functions = [function for function in _functions() if lib.kit_track_hook_of(_pointer(function))]
+    _followed.setdefault(epoch, []).extend(functions)
+    lib.kit_track_swap_in(epoch, len(functions), _pointers(functions))
 
-        base: Any = ctypes.CFUNCTYPE(None).__mro__[1]  # ctypes' common class of foreign functions
-        classes = _subclasses(base)
-        referrers: Any = gc.get_referrers(*classes)  # an object refers to its class
-        for item in referrers:
-            if isinstance(item, base):  # not everything that refers to a class is of it
-                _follow(item, ctypes.c_void_p.from_address(ctypes.addressof(item)))
+
+def unfollow_ctypes() -> None:
+    """Let go of functions whose epoch has ended; give those that came meanwhile their own pointers."""
+    global _n_answers
+    ended, answers = int(lib.kit_track_ended()), int(lib.kit_track_answers())
+    for epoch in list(_followed):
+        if epoch <= ended:
+            _followed.pop(epoch, None)
+    if ended == int(lib.kit_track_epoch()) and answers != _n_answers:
+        _n_answers = answers
+        functions = _functions()
+        lib.kit_track_swap_out(len(functions), _pointers(functions))
+
+
+def _functions() -> list[Any]:
+    """Every ctypes function object there is."""
+    if "ctypes" not in sys.modules:
+        return []
+    import ctypes
+
+    base: Any = ctypes.CFUNCTYPE(None).__mro__[1]  # ctypes' common class of foreign functions
+    referrers: Any = gc.get_referrers(*_subclasses(base))  # an object refers to its class
+    return [item for item in referrers if isinstance(item, base)]  # not everything that refers to a class is of it
 
 
 def _subclasses(base: type) -> list[type]:
@@ -40,22 +54,15 @@ def _subclasses(base: type) -> list[type]:
     return below + [cls for child in below for cls in _subclasses(child)]
 
 
-def _follow(function: Any, pointer: Any) -> None:
-    hook = lib.kit_track_hook_of(pointer.value or 0)
-    if hook:
-        _changed.append((function, pointer.value))
-        pointer.value = int(hook)
+def _pointer(function: Any) -> int:
+    import ctypes
+
+    return ctypes.c_void_p.from_address(ctypes.addressof(function)).value or 0
 
 
-def unfollow_ctypes() -> None:
-    """Put the pointers back when the last user is gone."""
-    global _users
-    with _lock:
-        _users -= 1
-        if _users:
-            return
-        while _changed:
-            import ctypes
+def _pointers(functions: list[Any]) -> Any:
+    if not functions:
+        return ffi.NULL
+    import ctypes
 
-            function, original = _changed.pop()
-            ctypes.c_void_p.from_address(ctypes.addressof(function)).value = original
+    return ffi.new("uintptr_t[]", [ctypes.addressof(function) for function in functions])

@@ -24,8 +24,9 @@ from kit.core.buffer import Buffer
 from kit.core.context import Context
 from kit.core.interrupts import Uninterrupted, uninterrupted
 from kit.core.native import ffi, lib, text
-from kit.errors import ArgumentError, OutOfMemory
+from kit.errors import ArgumentError, ClosedError, OutOfMemory
 from kit.memory.cost_ways import host_type
+from kit.memory.costs import is_count
 from kit.memory.pages import Pages, name_note
 from kit.memory.shown import Shown
 from kit.tables import html_table, png_tag, text_table
@@ -153,12 +154,16 @@ def input_lab(session: HasInputs, n_tokens: int = 500) -> InputLab:
     no host buffer type, freshly locked pages stand in for it, and the record says so.
 
     Raises:
-        ArgumentError: fewer than 2 tokens. ClosedError: the session's backend was closed.
+        ArgumentError: fewer than 2 tokens. ClosedError: the session, or its backend, was closed.
         OutOfMemory: a leaking leg found no more memory; everything is freed.
         KeyboardInterrupt: interrupted; everything is freed.
     """
-    if n_tokens < 2:
-        raise ArgumentError(f"n_tokens is {n_tokens}; growth needs at least 2")
+    if not is_count(n_tokens) or n_tokens < 2:
+        raise ArgumentError(f"n_tokens is {n_tokens!r}; growth needs a whole number from 2")
+    if not hasattr(session, "n_ctx") or not hasattr(session, "model"):
+        raise ArgumentError(f"the lab takes a session, not {type(session).__name__}; give model.session()")
+    if getattr(session, "closed", False):
+        raise ClosedError("the session was closed; open another with model.session()")
     backend: Backend = session.model.backend
     host = host_type(backend.devices[0])
     ways: dict[str, Callable[[int], _Memory]] = {

@@ -7,6 +7,7 @@ leaves 12 bytes a thing behind and not its strings.
 from __future__ import annotations
 
 import array
+import itertools
 import re
 from dataclasses import dataclass
 
@@ -29,10 +30,14 @@ class Label:
 
 
 class Labels:
-    """Labels by their number; number 0 is none."""
+    """Labels by their number; number 0 is none.
+
+    `add` may be interrupted by another `add` anywhere: by a finalizer, a signal handler, another thread.
+    """
 
     def __init__(self) -> None:
-        self._kinds: list[tuple[str, str, str]] = [("", "", "")]
+        self._kinds: dict[int, tuple[str, str, str]] = {0: ("", "", "")}
+        self._next_kind, self._next = itertools.count(1), itertools.count(1)
         self._kind_numbers: dict[tuple[str, str, str], int] = {}
         self._columns = tuple(array.array("I", [0]) for _ in range(3))  # kind, number of the owner, of the name
         self._known: dict[tuple[int, int, int], int] = {}
@@ -47,16 +52,20 @@ class Labels:
         kind = (owner, resource.purpose, name)
         number = self._kind_numbers.get(kind)
         if number is None:
-            number = self._kind_numbers[kind] = len(self._kinds)
-            self._kinds.append(kind)
+            number = next(self._next_kind)
+            self._kinds[number] = kind
+            number = self._kind_numbers.setdefault(kind, number)
         entry = (number, owner_number, name_number)
         if entry in self._known:
             return self._known[entry]
+        label = next(self._next)
         for column, value in zip(self._columns, entry, strict=True):
-            column.append(value)
+            while len(column) <= label:
+                column.append(0)
+            column[label] = value
         if owner_number == name_number == _NO_NUMBER:  # those with a number are endless, and seldom come again
-            self._known[entry] = len(self) - 1
-        return len(self) - 1
+            self._known[entry] = label
+        return label
 
     def __getitem__(self, number: int) -> Label | None:
         if not number:

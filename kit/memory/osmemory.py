@@ -26,11 +26,11 @@ class ProcessMemory:
 
 def process_memory() -> ProcessMemory:
     """Return the figures of now; zeros where the system does not tell."""
-    fields = {"RssAnon": 0, "RssFile": 0, "VmSwap": 0, "VmLck": 0}
+    fields = {b"RssAnon": 0, b"RssFile": 0, b"VmSwap": 0, b"VmLck": 0}
     try:
-        with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+        with open("/proc/self/status", "rb") as file:
             for line in file:
-                key, _, value = line.partition(":")
+                key, _, value = line.partition(b":")
                 if key in fields:
                     fields[key] = int(value.split()[0]) * 1024
     except OSError:

@@ -41,8 +41,10 @@ class _Region:
         # The finalizer stands before there is anything to free: an interrupt finds nothing unowned.
         self._finalizer = weakref.finalize(self, free, raw, self._number)
 
-    def _enter(self) -> None:
-        self._entry = ledger.Resource("mapping", self.nbytes, self._name, self._owner, "staging", self.got)
+    def _enter(self, kind: str, pointer: Any) -> None:
+        address = int(ffi.cast("uintptr_t", pointer))
+        entry = ledger.Resource(kind, self.nbytes, self._name, self._owner, "staging", self.got, address=address)
+        self._entry = entry
         self._number[0] = ledger.opened(self._entry)
 
     @property
@@ -103,11 +105,11 @@ class Pages(_Region):
         self.note = fallback_note(self._raw.lock_error, self._raw.advice_error, nbytes)
         self.got = "ordinary pages" if self.note else "locked pages" if way == "locked" else way
         self._base = self._raw.base
-        self._enter()
+        self._enter("mapping", self._base)
 
 
 class HostPages(_Region):
-    """``nbytes`` of a device's host buffer type: memory the device's driver pins, where it can.
+    """``nbytes`` of a device's host buffer type: memory the device's driver pins, where it can; a buffer in the ledger.
 
     ggml falls back silently; ``got`` is the name of what came, ``note`` says where that is not what was asked for.
 
@@ -125,7 +127,7 @@ class HostPages(_Region):
         self.got = text(lib.ggml_backend_buffer_name(self._raw[0]))
         self.note = name_note(asked, self.got)
         self._base = lib.ggml_backend_buffer_get_base(self._raw[0])
-        self._enter()
+        self._enter("buffer", self._raw[0])
 
 
 def lock_limit() -> int | None:
@@ -159,13 +161,13 @@ def name_note(asked: str, got: str) -> str:
 
 
 def _return_pages(raw: Any, number: list[int]) -> None:
+    _strike_out(number)  # first: the address may serve somebody else at once
     lib.kit_pages_return(raw)
-    _strike_out(number)
 
 
 def _free_buffer(raw: Any, number: list[int]) -> None:
-    lib.ggml_backend_buffer_free(raw[0])  # takes NULL
     _strike_out(number)
+    lib.ggml_backend_buffer_free(raw[0])  # takes NULL
 
 
 def _strike_out(number: list[int]) -> None:

@@ -20,7 +20,7 @@ from kit.errors import ArgumentError, ClosedError, OutOfMemory
 from kit.log import log
 from kit.memory.cost_records import Copy
 from kit.memory.cost_ways import BufferWay, PagesWay, Way, host_type, reads_in_place
-from kit.memory.costs import measure_copy
+from kit.memory.costs import checked_repeats, checked_sizes, measure_copy
 from kit.memory.pages import HostPages, Pages
 from kit.units import bytes_text, time_text
 
@@ -30,7 +30,7 @@ ALIGNMENT = 64
 INPUT_SIZES = (16 << 10, 4 << 20)
 #: A gain below this is the drift of a busy machine.
 WORTH = 0.9
-_NAME = "rest of a pool"
+_NAME = "pool"
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,11 @@ def pinned_pays(device: str = "CPU.0", sizes: Sequence[int] = INPUT_SIZES, repea
     less than 0.9 of the time.
 
     Raises:
-        ArgumentError: no such device, or no sizes.
+        ArgumentError: no such device, no sizes or repeats, or some below 1.
         OutOfMemory: no room for the measurement.
     """
-    if not sizes:
-        raise ArgumentError("no sizes to measure; give those of the inputs")
+    checked_sizes(sizes)
+    checked_repeats(repeats)
     host = host_type(device)
     pinned: Way = PagesWay("locked") if host is None else BufferWay("host buffer", device, host)
     with uninterrupted as held:
@@ -101,7 +101,8 @@ class LockedPool:
         device: pin the region in this device's host buffer type; default, and where the device has none: locked pages.
 
     ``memory`` names what the region is; where it fell back to ordinary memory, ``locked`` is False and ``note`` and
-    the log say why. The ledger shows the rest of the region as staging, and each buffer as what it is for.
+    the log say why. The ledger shows the rest of the region as staging, and each buffer as what it is for. A tracker
+    sees the region as one thing, and buffers in it as 0 bytes of their own.
 
     Raises:
         OutOfMemory: no such memory. ArgumentError: fewer bytes than one slice, or no such device.

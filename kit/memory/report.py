@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 from collections.abc import Sequence
@@ -16,10 +15,11 @@ from kit.memory import store
 from kit.memory.events import Events, Recording, device_name, joined, library_name
 from kit.memory.holders import with_holders
 from kit.memory.leaks import Leak, find_leaks
+from kit.memory.once import once
 from kit.memory.osmemory import ProcessMemory
 from kit.memory.sites import Numbers
 from kit.tables import printable
-from kit.units import bytes_text, counted
+from kit.units import bytes_text, counted, parse_bytes
 
 _TIMELINE_POINTS = 1000
 _Key = tuple[str, str, str, str, str, str]
@@ -81,11 +81,11 @@ class MemoryReport:
         """Every event, in order; objects are made one by one as they are looked at."""
         return Events(self.recording)
 
-    @functools.cached_property
+    @once
     def _not_freed(self) -> list[tuple[Leak, Numbers]]:
         return find_leaks(self.recording, by_design=self._meant, kv_bytes_per_token=self._kv_bytes_per_token)
 
-    @functools.cached_property
+    @once
     def leaks(self) -> list[Leak]:
         """What was not freed, by call site, growth first; who holds it is looked up when this is first asked for."""
         return with_holders([pair for pair in self._not_freed if pair[0].verdict != "by design"], self.recording)
@@ -95,7 +95,7 @@ class MemoryReport:
         """What was not freed and is meant to stay."""
         return [leak for leak, _ in self._not_freed if leak.verdict == "by design"]
 
-    @functools.cached_property
+    @once
     def totals(self) -> npt.NDArray[np.int64]:
         """Bytes live after each event."""
         r = self.recording.records
@@ -109,22 +109,22 @@ class MemoryReport:
         """Most bytes that were live at once."""
         return int(self.totals.max(initial=0))
 
-    @functools.cached_property
+    @once
     def peak_index(self) -> int:
         """Index of the event after which most was live; -1 if nothing ever was."""
         return int(self.totals.argmax()) if self.peak else -1
 
-    @functools.cached_property
+    @once
     def at_peak(self) -> list[Row]:
         """What was live when most was, largest first."""
         return self._rows(self.recording.live_at(self.peak_index))
 
-    @functools.cached_property
+    @once
     def live(self) -> list[Row]:
         """What was live at the end, largest first."""
         return self._rows(self._live)
 
-    @functools.cached_property
+    @once
     def _live(self) -> npt.NDArray[np.int64]:
         return self.recording.live_at(len(self.recording) - 1)
 
@@ -191,7 +191,7 @@ class MemoryReport:
         """What the system sees beside what was tracked."""
         grown = self.after.since(self.before)
         r = self.recording.records[self._live]
-        files = int(r["size"][r["kind"] == 5].sum())
+        files = int(r["size"][store.are_files(r)].sum())
         tracked = self.live_nbytes - files
         own = store.own_nbytes(len(self.recording))
         return Unaccounted(
@@ -332,20 +332,3 @@ def _row_key(recording: Recording, record: Any) -> _Key:
         store.name_text(record["type"]),
         library_name(int(record["copy"])),
     )
-
-
-_UNITS = {"b": 1, "kb": 1000, "mb": 1000**2, "gb": 1000**3, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
-
-
-def parse_bytes(text: int | str) -> int:
-    """Return a number of bytes: ``64 MB`` is 64,000,000, ``64 MiB`` is 67,108,864."""
-    from kit.errors import ArgumentError
-
-    if isinstance(text, int):
-        return text
-    digits = text.strip().rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ ")
-    unit = text.strip()[len(digits) :].strip().lower() or "b"
-    try:
-        return int(float(digits) * _UNITS[unit])
-    except (ValueError, KeyError):
-        raise ArgumentError(f"{text!r} is no number of bytes; write it as 64 MB or 64 MiB") from None

@@ -24,6 +24,7 @@ def report_html(report: MemoryReport, *, page: bool = True) -> str:
     parts = [
         f"<p><b>peak {bytes_text(report.peak)}</b>, live at the end {bytes_text(report.live_nbytes)}, "
         f"{counted(len(report.recording), 'event')}</p>",
+        *(f"<p><b>Recording incomplete:</b> {html.escape(reason)}</p>" for reason in report.recording.incomplete),
         timeline_svg(report) if page else png_tag(report.png(), "bytes live over time, and at peak by purpose"),
         _leaks(report.leaks),
         _rows("Live at peak", report.at_peak),

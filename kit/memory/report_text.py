@@ -18,6 +18,7 @@ def report_text(report: MemoryReport) -> str:
     lines = [
         f"peak {bytes_text(report.peak)}, live at the end {bytes_text(report.live_nbytes)}, "
         f"{counted(len(report.recording), 'event')}",
+        *(f"recording incomplete: {reason}" for reason in report.recording.incomplete),
         *_table("live at peak", report.at_peak),
         *_table("live at the end", report.live),
         *_by_device(report),

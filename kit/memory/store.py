@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import threading
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+import numpy.ma  # np.unique would do it later: perhaps in a thread that a fork leaves in the middle
 import numpy.typing as npt
 
 from kit.core import ledger, scope
 from kit.core.ledger import Resource
 from kit.core.native import ffi, lib
 from kit.core.native import text as c_text
+from kit.memory.foreign import follow_ctypes, unfollow_ctypes
 from kit.memory.labels import Labels
 
 #: ``partner`` and ``owner`` are numbers of events: index plus one, 0 for none.
@@ -43,44 +46,67 @@ Records = npt.NDArray[Any]
 
 assert ffi.sizeof("kit_event") == RECORD.itemsize
 
+# Who tracks is known natively (native/tracking.c), in steps that nothing interrupts. What depends on it here is
+# brought in line afterwards, again and again until it is: another begin or end may come in between, from another
+# thread, a signal handler or a finalizer.
 _lock = threading.RLock()
-_active = 0
-_with_stacks = 0
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
+_epoch = 0
 _labels = Labels()
 
 
-def begin(stacks: bool) -> int:
-    """Start recording, or go on; return the number of events there are already."""
-    global _active, _with_stacks, _labels
-    with _lock:
-        if not _active:
-            lib.kit_events_clear()
-            _labels = Labels()  # reports keep those of their own time
-            ledger.listener = _listen
-        _active += 1
-        _with_stacks += stacks
-        lib.kit_track_start(_with_stacks > 0)
-        scope.tracking(+1)
-        return int(lib.kit_events_count())
+def new_tracking() -> Any:
+    """Return the native note of one who tracks, who does not yet."""
+    return ffi.new("kit_tracking *")
 
 
-def end(stacks: bool) -> None:
-    """Take one tracker off; the last one puts every hook back."""
-    global _active, _with_stacks
-    with _lock:
-        _active -= 1
-        _with_stacks -= stacks
-        scope.tracking(-1)
-        if _active:
-            lib.kit_track_start(_with_stacks > 0)
-        else:
-            lib.kit_track_stop()
-            ledger.listener = None
+def begin(tracking: Any, ticket: int, stacks: bool) -> bool:
+    """Start recording under ``ticket``, or go on; return False where ``tracking`` is active already."""
+    begins = bool(lib.kit_track_start(tracking, ticket, stacks))
+    if begins:
+        _settle()
+        follow_ctypes(int(tracking.epoch))
+    return begins
+
+
+def end(tracking: Any, ticket: int = 0) -> bool:
+    """Take one tracker off, if it began under ``ticket`` (0: any); the last one puts every hook back."""
+    ends = bool(lib.kit_track_stop(tracking, ticket))
+    _settle()
+    if ends:
+        unfollow_ctypes()
+    return ends
 
 
 def active() -> bool:
     """Whether anybody tracks."""
-    return _active > 0
+    return int(lib.kit_track_ended()) < int(lib.kit_track_epoch())
+
+
+def _settle() -> None:
+    global _epoch, _labels
+    with _lock:
+        while True:
+            on, epoch = active(), int(lib.kit_track_epoch())
+            if epoch != _epoch:
+                _epoch, _labels = epoch, Labels()  # reports keep those of their own time
+            scope.tracking(on)
+            ledger.listener = _listen if on else None
+            if (on, epoch) == (active(), int(lib.kit_track_epoch())):
+                return
+
+
+def losses(tracking: Any) -> tuple[str, ...]:
+    """Say what the recording of ``tracking`` lacks, in words; empty where it is whole."""
+    lost = lib.kit_track_losses(tracking)
+    told = (
+        (lost.events, "{:,} allocations and frees are missing: no memory was left for their records"),
+        (lost.frees, "{:,} frees were not seen: something calls ggml by an address it got before tracking began"),
+        (lost.copies, "a copy of ggml is missing: no more of them can be told apart"),
+        (lost.names, "{:,} names are missing: no memory was left for them"),
+        (lost.lines, "{:,} events have no line: no memory was left for their stacks"),
+    )
+    return tuple(text.format(int(number)) for number, text in told if number)
 
 
 def read(first: int = 0, most: int | None = None) -> Records:
@@ -104,6 +130,13 @@ def name_device(number: int) -> str:
     return c_text(lib.kit_name_device(int(number)))
 
 
+def are_files(records: Records) -> npt.NDArray[np.bool_]:
+    """Tell which records are of mapped files, and not of memory that Python has mapped."""
+    types = [number for number in np.unique(records["type"]) if name_text(number) == "mapped file"]
+    found: npt.NDArray[np.bool_] = (records["kind"] == KINDS.index("mapping")) & np.isin(records["type"], types)
+    return found
+
+
 def labels() -> Labels:
     """Return what kit says of its own things; grows while somebody tracks, begins anew with the next first tracker."""
     return _labels
@@ -119,17 +152,13 @@ def copy_path(copy: int) -> str:
     return c_text(lib.kit_track_copy_path(int(copy)))
 
 
-def _listen(resource: Resource, opened: bool) -> None:
+def _listen(resource: Resource, what: Literal["opened", "changed", "closed"]) -> None:
     """Mark the event of something kit has just opened with kit's own entry for it."""
     if not resource.address:
         return
     kind = KINDS.index(resource.kind)
-    if resource.kind == "mapping":  # made by Python, where no hook of ours looks
-        lib.kit_event_note(kind, resource.address, resource.nbytes, not opened)
-    if opened:
-        lib.kit_event_label(kind, resource.address, _number(resource))
-
-
-def _number(resource: Resource) -> int:
-    with _lock:
-        return _labels.add(resource)
+    if resource.kind == "mapping" and what != "changed":  # made by Python, where no hook of ours looks
+        type_ = ffi.new("char[]", resource.buffer_type.encode())
+        lib.kit_event_note(kind, resource.address, resource.nbytes, type_, what == "closed")
+    if what != "closed":
+        lib.kit_event_label(kind, resource.address, _labels.add(resource))

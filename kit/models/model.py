@@ -6,7 +6,7 @@ import os
 import weakref
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Self, cast
+from typing import TYPE_CHECKING, Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -17,16 +17,23 @@ from kit.core.gguf import GGUFFile
 from kit.core.interrupts import uninterrupted
 from kit.core.scope import keeping, scope
 from kit.errors import ArgumentError, ClosedError, GGUFError, UnsupportedModel
-from kit.models.config import LlamaConfig
-from kit.models.layout import check_tensors
-from kit.models.lens import Lens, top_entries
-from kit.models.run import LensEntry
-from kit.models.session import Session
-from kit.models.store import find_model
-from kit.models.tokenizer import Tokenizer
-from kit.models.walk import refuse_reentry
-from kit.models.weights import Weights
+from kit.models.architecture.config import LlamaConfig
+from kit.models.architecture.layout import check_tensors
+from kit.models.architecture.lens import Lens, top_entries
+from kit.models.cache.cache import CacheTypes
+from kit.models.files.store import find_model
+from kit.models.session.options import OnFull, SessionOptions
+from kit.models.session.run import LensEntry
+from kit.models.session.session import Session
+from kit.models.session.walk import refuse_reentry
+from kit.models.text.tokenizer import Tokenizer
+from kit.models.weights.preparation import Prepare
+from kit.models.weights.prepared import Prepared
+from kit.models.weights.weights import Weights
 from kit.units import bytes_text
+
+if TYPE_CHECKING:
+    from kit.models.chat.templates import ChatTemplate
 
 DEFAULT_CTX = 2048
 
@@ -40,19 +47,35 @@ class Model:
     """
 
     def __init__(
-        self, file: GGUFFile, backend: Backend | None, *, use_mmap: bool, progress: bool, n_threads: int | None
+        self,
+        file: GGUFFile,
+        backend: Backend | None,
+        *,
+        use_mmap: bool,
+        progress: bool,
+        n_threads: int | None,
+        sliding_window: bool,
+        readers: int | None = None,
+        n_threads_batch: int | None = None,
+        prepare: Prepare | str | None = "auto",
     ) -> None:
+        wanted = Prepare.of(prepare)
         self.path = file.path
-        self.config = LlamaConfig.from_gguf(file)
+        self.config = LlamaConfig.from_gguf(file, sliding_window=sliding_window)
         check_tensors(file, self.config)
-        self._owned = Backend(n_threads=n_threads) if backend is None else None
+        self._owned = Backend(n_threads=n_threads, n_threads_batch=n_threads_batch) if backend is None else None
         self.backend: Backend = backend or cast(Backend, self._owned)
         self._file = file
         self._lens: Lens | None = None
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
         self._closed = False
         try:
-            self.weights = Weights(file, self.backend, use_mmap=use_mmap, progress=progress)
+            self.weights = Weights(file, self.backend, use_mmap=use_mmap, progress=progress, readers=readers)
+            try:
+                self.prepared = Prepared(self.weights, self.backend, wanted, progress=progress)
+            except BaseException:
+                self.weights.close()
+                raise
         except BaseException:
             if self._owned is not None:
                 self._owned.close()
@@ -63,24 +86,49 @@ class Model:
         """The tokenizer the file describes, built when first needed."""
         return Tokenizer.from_gguf(self._file)
 
-    def session(self, n_ctx: int | None = None, *, n_batch: int = 512, flash_attn: bool | None = None) -> Session:
+    @cached_property
+    def chat_template(self) -> ChatTemplate:
+        """The file's chat template, or the built-in form its special tokens belong to; TemplateError without either."""
+        from kit.models.chat.templates import ChatTemplate
+
+        return ChatTemplate.from_metadata(self._file.metadata, self.tokenizer, str(self.path))
+
+    def session(
+        self,
+        n_ctx: int | None = None,
+        *,
+        n_batch: int = 512,
+        n_ubatch: int | None = None,
+        flash_attn: bool | None = None,
+        cache_type: str = "f16",
+        cache_type_k: str | None = None,
+        cache_type_v: str | None = None,
+        on_full: OnFull = "raise",
+        n_keep: int = 1,
+    ) -> Session:
         """Open a session with room for ``n_ctx`` tokens (default: 2048, or what the model was trained for).
 
         Args:
             n_ctx: tokens the cache holds.
-            n_batch: tokens of the largest pass.
+            n_batch: tokens of the largest pass; longer runs go in pieces.
+            n_ubatch: the same by llama.cpp's name for it, where it should be smaller than ``n_batch``.
             flash_attn: True for ggml's fused attention, which has no scores to look at.
+            cache_type: f16, bf16, f32, q8_0 or q4_0.
+            cache_type_k: another type for the keys.
+            cache_type_v: another type for the values; quantized ones are read by flash attention only.
+            on_full: what a full cache does: ``"raise"`` CacheFull, or ``"shift"``, see `Session.shift`.
+            n_keep: tokens at the start that an automatic shift keeps.
 
         Raises:
             OutOfMemory: cache or compute buffer do not fit; nothing is left behind.
+            DTypeError: a cache type that does not fit the heads. ArgumentError: a size or choice that is none.
         """
         self._require_open()
         size = n_ctx if n_ctx is not None else min(DEFAULT_CTX, self.config.n_ctx_train)
-        if not _is_count(size) or not _is_count(n_batch):
-            raise ArgumentError(f"n_ctx is {size!r} and n_batch {n_batch!r}; both must be whole numbers from 1")
-        size, n_batch = int(size), int(n_batch)
+        types = CacheTypes(cache_type_k or cache_type, cache_type_v or cache_type)
+        options = SessionOptions(size, n_batch, n_ubatch, flash_attn, types, on_full, n_keep)
         with scope("session open"):
-            session = Session(self, size, n_batch, flash_attn)
+            session = Session(self, options)
         self._sessions.add(session)
         return session
 
@@ -128,6 +176,7 @@ class Model:
         if self._lens is not None:
             self._lens.close()
             self._lens = None
+        self.prepared.close()
         self.weights.close()
         if self._owned is not None:
             self._owned.close()
@@ -152,10 +201,6 @@ class Model:
         )
 
 
-def _is_count(value: object) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and bool(value >= 1)
-
-
 def load(
     name_or_path: str | os.PathLike[str],
     *,
@@ -163,8 +208,12 @@ def load(
     use_mmap: bool = True,
     progress: bool = True,
     n_threads: int | None = None,
+    sliding_window: bool = True,
+    readers: int | None = None,
+    n_threads_batch: int | None = None,
+    prepare: Prepare | str | None = "auto",
 ) -> Model:
-    """Load a model from a path, or by the name of one kit knows or finds on this machine.
+    """Load a model from a path (any part of a split file), or by the name of one kit knows or finds on this machine.
 
     Args:
         name_or_path: see `kit.find_model`.
@@ -172,10 +221,25 @@ def load(
         use_mmap: map the file instead of reading it.
         progress: show a bar while reading.
         n_threads: CPU threads of the model's own backend.
+        sliding_window: False lets attention see all tokens where the file asks for a window, as llama.cpp does.
+        readers: how many read the file at once where it is read, 1 to 64 (default 4); see ``model.weights.trace``.
+        n_threads_batch: its CPU threads for passes over many tokens; default: as many.
+        prepare: what to make of the weights: "auto", "none" for the file as it is, or a `kit.Prepare`;
+            ``model.prepared`` shows what was done and why.
 
     Raises:
         ModelNotFound, GGUFError, UnsupportedModel, OutOfMemory: each says what is wrong, with what, and what to do.
     """
     with scope("load"):
         file = GGUFFile(find_model(name_or_path))
-        return Model(file, backend, use_mmap=use_mmap, progress=progress, n_threads=n_threads)
+        return Model(
+            file,
+            backend,
+            use_mmap=use_mmap,
+            progress=progress,
+            n_threads=n_threads,
+            sliding_window=sliding_window,
+            readers=readers,
+            n_threads_batch=n_threads_batch,
+            prepare=prepare,
+        )

@@ -5,17 +5,30 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kit.views.attention import AttentionView
+from kit.views.attention_bars import AttentionBars
 from kit.views.bars import PurposeBars
 from kit.views.form import View
 from kit.views.growth import GrowthView
 from kit.views.lens_grid import LensGrid
+from kit.views.reads import ReadsView
 from kit.views.run_view import RunView
 from kit.views.stage_table import StageTable
 
 if TYPE_CHECKING:
-    from kit.models.run import Run
+    from kit.models.session.run import Run
 
-__all__ = ["AttentionView", "GrowthView", "LensGrid", "PurposeBars", "RunView", "StageTable", "View", "view"]
+__all__ = [
+    "AttentionBars",
+    "AttentionView",
+    "GrowthView",
+    "LensGrid",
+    "PurposeBars",
+    "ReadsView",
+    "RunView",
+    "StageTable",
+    "View",
+    "view",
+]
 
 
 def view(run: Run) -> RunView:

@@ -18,7 +18,7 @@ from kit.views.tokens import pad, token_text
 if TYPE_CHECKING:
     from matplotlib.figure import FigureBase
 
-    from kit.models.run import Run
+    from kit.models.session.run import Run
 
 _MAP, _GAP, _LEFT, _TOP, _BOTTOM = 1.35, 0.28, 0.85, 0.85, 0.75
 _COLUMNS = 5

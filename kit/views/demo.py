@@ -15,9 +15,9 @@ from kit import memory
 from kit.core.devices import Devices, devices
 from kit.core.gguf import GGUFFile
 from kit.memory.live import Live
+from kit.models.files.store import find_model
 from kit.models.model import load
-from kit.models.sampler import Sampler
-from kit.models.store import find_model
+from kit.models.session.sampler import Sampler
 from kit.units import bytes_text, time_text
 from kit.views import terminal
 from kit.views.attention import AttentionView
@@ -27,8 +27,8 @@ from kit.views.stage_table import StageTable
 from kit.views.tokens import line_text
 
 if TYPE_CHECKING:
-    from kit.models.run import Run
-    from kit.models.session import Session
+    from kit.models.session.run import Run
+    from kit.models.session.session import Session
 
 PROMPT = "The capital of France is"
 N_CTX = 512

@@ -14,7 +14,7 @@ from kit.views.tokens import pad, token_text
 if TYPE_CHECKING:
     from matplotlib.figure import FigureBase
 
-    from kit.models.run import Run
+    from kit.models.session.run import Run
 
 _SHOWN = 16  # tokens: more columns would leave no room for words
 _CELL_WIDTH, _CELL_HEIGHT, _LEFT, _TOP = 0.86, 0.215, 0.62, 0.72

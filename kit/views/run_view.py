@@ -18,7 +18,7 @@ from kit.views.tokens import token_text
 if TYPE_CHECKING:
     from matplotlib.figure import FigureBase
 
-    from kit.models.run import Run
+    from kit.models.session.run import Run
 
 _N_MAPS = 4  # blocks of attention maps in one picture
 _N_NEXT = 5

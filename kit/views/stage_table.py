@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import FigureBase
 
-    from kit.models.walk import Step
+    from kit.models.session.walk import Step
 
 _LENS_HEIGHT, _RMS_HEIGHT, _ROW_HEIGHT, _COLUMN_WIDTH = 1.15, 0.5, 0.17, 0.26
 _LEFT, _TOP, _GAP, _BOTTOM = 1.05, 0.72, 0.16, 0.42

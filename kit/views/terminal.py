@@ -16,8 +16,10 @@ from rich.text import Text
 from kit.core.devices import Device
 from kit.core.gguf import GGUFFile
 from kit.core.gguf_view import fold_tensors
-from kit.models.local import LocalModel
+from kit.models.attention_lab import LabReport
+from kit.models.files.local import LocalModel
 from kit.units import bytes_text, count_text, ne_text, shape_text, time_text
+from kit.views.attention_bars import HEAD, cells_of
 from kit.views.bars import PurposeBars
 from kit.views.stage_table import StageRow, StageTable
 from kit.views.tokens import line_text, shorten, token_text
@@ -66,11 +68,29 @@ def devices_table(devices: Iterable[Device]) -> Table:
 
 def file_table(file: GGUFFile) -> Table:
     """Return the tensors of a GGUF file, those of all blocks folded to one line."""
-    rows = [
-        (Text(safe(f.pattern, 40)), f"x {f.count}" if f.count > 1 else "", f.dtype, f.ne, bytes_text(f.nbytes))
-        for f in fold_tensors(file.tensors.values())
+    folds = fold_tensors(file.tensors.values())
+    split = len(file.parts) > 1
+    rows: list[tuple[str | Text, ...]] = [
+        (
+            Text(safe(f.pattern, 40)),
+            f"x {f.count}" if f.count > 1 else "",
+            f.dtype,
+            f.ne,
+            bytes_text(f.nbytes),
+            *([f.parts] if split else []),
+        )
+        for f in folds
     ]
-    return table(("tensors", "", "type", "ne", "bytes"), rows, right=(4,))
+    return table(("tensors", "", "type", "ne", "bytes", *(["in"] if split else [])), rows, right=(4,))
+
+
+def parts_table(file: GGUFFile) -> Table:
+    """Return a row per file of a split model."""
+    rows = [
+        (str(part.number), safe(part.path.name, 80), str(part.n_tensors), bytes_text(part.nbytes))
+        for part in file.parts
+    ]
+    return table(("part", "file", "tensors", "bytes"), rows, right=(0, 2, 3))
 
 
 def file_line(file: GGUFFile) -> str:
@@ -108,10 +128,20 @@ def key_table(file: GGUFFile, keys: Iterable[str]) -> Table:
 
 def tensor_table(file: GGUFFile) -> Table:
     """Return a row per tensor of a GGUF file."""
+    split = len(file.parts) > 1
     rows = [
-        (safe(i.name, 60), i.dtype, ne_text(i.ne), bytes_text(i.nbytes), str(i.offset)) for i in file.tensors.values()
+        (
+            safe(i.name, 60),
+            i.dtype,
+            ne_text(i.ne),
+            bytes_text(i.nbytes),
+            str(i.offset),
+            *([str(i.part)] if split else []),
+        )
+        for i in file.tensors.values()
     ]
-    return table(("tensor", "type", "ne", "bytes", "at byte"), rows, right=(3, 4))
+    head = ("tensor", "type", "ne", "bytes", "at byte", *(["of part"] if split else []))
+    return table(head, rows, right=(3, 4, 5) if split else (3, 4))
 
 
 def bars_table(bars: PurposeBars) -> Table:
@@ -163,6 +193,11 @@ def stage_rows_table(stages: StageTable) -> Table:
         name, shape, took = Text(row.name, style), shape_text(row.shape), time_text(row.time_ns)
         rows.append((name, shape, took, f"{row.rms:.4g}", *_says(row)))
     return table(("stage", "shape", "time", "rms", "says next", "probability"), rows, right=(2, 3))
+
+
+def lab_table(report: LabReport) -> Table:
+    """Return a row per way to do attention."""
+    return table(HEAD, [cells_of(row) for row in report.rows], right=range(1, len(HEAD)))
 
 
 def models_table(models: Iterable[LocalModel]) -> Table:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import unicodedata
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kit.models.text.streaming import Token
 
 _MARKS = {" ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍"}
 
@@ -10,6 +15,16 @@ _MARKS = {" ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍"}
 def token_text(text: str, width: int = 24) -> str:
     """Return ``text`` on one line of at most ``width`` columns: spaces as ␣, line ends as ↵, controls escaped."""
     return shorten("".join(_MARKS.get(c) or printable(c) for c in text[: 4 * width]), width)
+
+
+def alternatives_line(piece: str, token: Token) -> str:
+    """Return a line for a generated token: its text and chance, then those of the tokens that might have come."""
+    others = "  ".join(f"{token_text(other.text)} {_percent(other.logprob)}" for other in token.alternatives)
+    return f"{pad(token_text(piece), 16)} {_percent(token.logprob):>4}   {others}"
+
+
+def _percent(logprob: float) -> str:
+    return f"{100 * math.exp(logprob):.0f}%"
 
 
 def line_text(text: str) -> str:

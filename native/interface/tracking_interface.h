@@ -1,4 +1,4 @@
-/* Allocation tracking: see hooks.c, events.c, stacks.c, slots.c. Plain C: gcc includes this file and cffi parses it. */
+/* Allocation tracking: see tracking.c, hooks.c, events.c, stacks.c, slots.c. Plain C: gcc includes this file and cffi parses it. */
 
 enum kit_kind {
     KIT_CONTEXT = 1,
@@ -35,7 +35,7 @@ typedef struct kit_event {
     uint8_t kind;
     uint8_t action;
     uint8_t usage;         /* enum ggml_backend_buffer_usage, plus one; or KIT_USAGE_BY_DESIGN */
-    uint8_t copy;          /* which copy of ggml, see kit_track_copy_path */
+    uint8_t copy;          /* the library that made it, see kit_track_copy_path; 0 for Python */
 } kit_event;
 
 /* One node of a Python stack. */
@@ -45,28 +45,52 @@ typedef struct kit_stack_node {
     void *code;      /* the code object, kept alive for ever */
 } kit_stack_node;
 
-/* Patches the relocation slots of every loaded object that uses ggml; returns how many were patched. */
-int kit_track_start(bool stacks);
-/* Puts every slot back. Pointers that dlsym handed out meanwhile stay valid and cost one test. */
-void kit_track_stop(void);
-/* As kit_track_stop, for good: no Python is touched from here on. */
+/* What a recording lacks. */
+typedef struct kit_losses {
+    uint64_t events; /* found no room */
+    uint64_t frees;  /* were not seen; counted where something new lies at the address */
+    uint64_t names;
+    uint64_t lines;  /* events whose stack found no room */
+    uint64_t copies; /* times that a function of one copy of ggml too many was met */
+} kit_losses;
+
+/* One who tracks. All zero: does not. */
+typedef struct kit_tracking {
+    uint64_t ticket; /* what it began with; 0 while it does not track */
+    uint64_t first;  /* number of events there were before */
+    uint64_t epoch;
+    kit_losses before;
+    bool stacks;
+} kit_tracking;
+
+/* Begins under a `ticket` that is not 0; false, and nothing done, if it tracks already. The first one hooks. */
+bool kit_track_start(kit_tracking *who, uint64_t ticket, bool stacks);
+/* Ends what began under `ticket`, or under any if that is 0; false if there is no such thing. The last one puts every
+   slot back and forgets the events. Pointers that dlsym handed out meanwhile stay valid and cost one test. */
+bool kit_track_stop(kit_tracking *who, uint64_t ticket);
+/* Puts the slots back for good: no Python is touched from here on. */
 void kit_track_shutdown(void);
-int kit_track_copies(void);
+/* Epochs are the times from a first to a last one who tracks, numbered from 1: the newest, and the last that ended. */
+uint64_t kit_track_epoch(void);
+uint64_t kit_track_ended(void);
+kit_losses kit_track_losses(const kit_tracking *who);
 const char *kit_track_copy_path(int copy);
-/* The function that records calls of the ggml function at `address`; 0 if it is none that is tracked. */
+/* The hook of the tracked function at `address`; 0 for anything else. */
 uintptr_t kit_track_hook_of(uintptr_t address);
+/* Leads the `n` pointers from tracked functions to their hooks until `epoch` ends; what they lie in must live as long. */
+void kit_track_swap_in(uint64_t epoch, uint64_t n, const uintptr_t *pointers);
+/* Leads them from hooks to the functions, if nobody tracks. */
+void kit_track_swap_out(uint64_t n, const uintptr_t *pointers);
+/* Number of hooks that dlsym has handed out. */
+uint64_t kit_track_answers(void);
 
 uint64_t kit_events_count(void);
 /* Copies events from `first` on; returns how many. */
 uint64_t kit_events_copy(uint64_t first, uint64_t room, kit_event *events);
-/* Indices of the allocations that are live; returns how many there are, which may exceed `room`. */
-uint64_t kit_events_live(uint64_t room, uint64_t *indices);
-/* Forgets everything; for when nobody tracks. */
-void kit_events_clear(void);
 /* Gives the live `kind` at `address` a label. */
 void kit_event_label(int kind, uintptr_t address, uint32_t label);
 /* Notes what no hook sees, such as a mapping made by Python. */
-void kit_event_note(int kind, uintptr_t address, uint64_t nbytes, bool freed);
+void kit_event_note(int kind, uintptr_t address, uint64_t nbytes, const char *type, bool freed);
 const char *kit_name_text(uint32_t name);
 /* ggml's name of the device that buffers of the type called `type` lie on; empty where ggml does not say. */
 const char *kit_name_device(uint32_t type);

@@ -25,5 +25,5 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_the_message_says_what_to_give(case, ctx):
     call, message = CASES[case]
-    with pytest.raises(kit.ArgumentError, match=message):
+    with pytest.raises((kit.ArgumentError, kit.DTypeError), match=message):
         call(ctx, ctx.input((4,), name="x"))

@@ -107,6 +107,75 @@ with kit.Tracker() as mem:
     gc.collect()
 assert mem.report().leaks == [], mem.report().leaks
 """,
+    "trackers used by finalizers and signal handlers in the middle of others": """
+from kit.core import scope
+room = os.path.join(os.path.dirname(kit.__file__), "memory")
+lines, inner = set(), []
+def use():
+    with kit.Tracker() as mem, kit.memory.region("inner"):
+        clean()
+    inner.append(len(mem.report().events))
+    kit.memory.live()
+def look(frame, event, argument):
+    if not frame.f_code.co_filename.startswith(room):
+        return None
+    here = (frame.f_code.co_filename, frame.f_lineno)
+    if event == "line" and here not in lines:
+        lines.add(here)  # comes as a handler would, between two lines; tracing is off in here
+        use()
+    return look
+use()
+sys.settrace(look)
+with kit.Tracker() as mem:
+    clean()
+sys.settrace(None)
+with kit.Tracker() as after:
+    clean()
+assert len(lines) > 60 and set(inner) == {4}, (len(lines), inner)
+assert len(after.report().events) == 4
+assert scope.scope("nobody tracks") is scope.scope("any more")
+""",
+    "children forked while a thread is anywhere in a tracker": """
+import signal
+places = tuple(os.path.join(os.path.dirname(kit.__file__), *part) for part in (("memory", ""), ("core", "ledger.py")))
+ask, done, lines = threading.Semaphore(0), threading.Semaphore(0), set()
+def work():
+    with kit.Tracker() as mem:
+        clean()
+    assert mem.report().leaks == []
+    kit.memory.live()
+def look(frame, event, argument):
+    if not frame.f_code.co_filename.startswith(places):
+        return None
+    here = (frame.f_code.co_filename, frame.f_lineno)
+    if event == "line" and here not in lines:
+        lines.add(here)
+        ask.release()
+        done.acquire(timeout=0.1)  # no longer: a fork may wait for what we hold
+    return look
+def traced():
+    sys.settrace(look)
+    work()
+    sys.settrace(None)
+    lines.add("all")
+    ask.release()
+work()
+thread = threading.Thread(target=traced)
+thread.start()
+while True:
+    ask.acquire()
+    if "all" in lines:
+        break
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)  # it ends the child, if something in there waits for a thread that is not there
+        work()
+        os._exit(0)
+    done.release()
+    assert os.waitpid(child, 0)[1] == 0, lines
+thread.join()
+assert len(lines) > 60
+""",
     "aborts by the thousand": """
 from kit.core.native import ffi, lib
 with kit.Tracker() as mem:

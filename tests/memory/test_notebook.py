@@ -54,3 +54,38 @@ run("assert not [b for b in kit.memory.live() if b.kind == 'buffer']")
 def test_results_of_cells_are_named_as_holders(run_script) -> None:  # type: ignore[no-untyped-def]
     pytest.importorskip("IPython")
     run_script(SHELL)
+
+
+def test_a_cell_that_fails_is_shown_once_and_stops_the_notebook(tmp_path: pathlib.Path) -> None:
+    nbformat = pytest.importorskip("nbformat")
+    from nbclient import NotebookClient
+    from nbclient.exceptions import CellExecutionError
+
+    cells = ["%load_ext kit", "%%kit_memory found\n1 / 0", "print('not reached')"]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    with pytest.raises(CellExecutionError, match="ZeroDivisionError"):
+        NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    text = str(notebook.cells[1].outputs)
+    assert [output.output_type for output in notebook.cells[1].outputs].count("error") == 1
+    assert text.count("division by zero") <= 2  # in the value and in the one traceback
+    assert "magics.py" not in text
+
+
+@pytest.mark.parametrize(
+    ("line", "cell", "message"),
+    [("a b", "1", "neither"), ("1bad", "1", "neither"), ("--help", "1", "neither"), ("", "await x()", "awaits")],
+)
+def test_what_the_magic_does_not_take_is_said(line: str, cell: str, message: str, run_script) -> None:  # type: ignore[no-untyped-def]
+    pytest.importorskip("IPython")
+    run_script(
+        "from IPython.core.error import UsageError\n"
+        "from IPython.core.interactiveshell import InteractiveShell\n"
+        "shell = InteractiveShell.instance()\n"
+        "shell.run_line_magic('load_ext', 'kit')\n"
+        "try:\n"
+        f"    shell.run_cell_magic('kit_memory', {line!r}, {cell!r})\n"
+        "except UsageError as error:\n"
+        f"    assert {message!r} in str(error), error\n"
+        "else:\n"
+        "    raise AssertionError('taken')\n"
+    )

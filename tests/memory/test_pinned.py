@@ -56,6 +56,23 @@ def test_the_ledger_shows_each_byte_once() -> None:
     assert kit.memory.live().nbytes == before
 
 
+def test_a_tracker_sees_the_region_and_whether_it_was_given_back() -> None:
+    with kit.Tracker() as tracker:
+        kept = LockedPool(1 << 20, owner="kept")
+        with kept.buffer(1000, name="mask"), LockedPool(1 << 16, owner="closed"):
+            peak = tracker.report().peak
+    report = tracker.report()
+    assert (peak, report.live_nbytes) == ((1 << 20) + (1 << 16), 1 << 20)
+    (leak,) = report.leaks
+    assert (leak.owner, leak.nbytes, leak.purpose, leak.kind) == ("kept", 1 << 20, "staging", "mapping")
+    assert "test_pinned.py" in leak.where
+    assert (report.unaccounted.tracked, report.unaccounted.tracked_files) == (1 << 20, 0)
+    assert {(row.device, row.buffer_type) for row in report.live} == {("CPU.0", "locked pages")}
+    with pytest.raises(AssertionError, match="of kept"):
+        report.assert_no_leaks()
+    kept.close()
+
+
 def test_closed_buffers_make_room_again() -> None:
     with LockedPool(4 * ALIGNMENT) as pool:
         first, second = pool.buffer(2 * ALIGNMENT), pool.buffer(2 * ALIGNMENT)
@@ -158,7 +175,7 @@ def test_senseless_arguments_are_named() -> None:
         LockedPool(1 << 16, device="X.9")
     with pytest.raises(kit.ArgumentError, match=r"X\.9"):
         pinned_pays("X.9")
-    with pytest.raises(kit.ArgumentError, match="no sizes"):
+    with pytest.raises(kit.ArgumentError, match=r"sizes are \(\)"):
         pinned_pays(sizes=())
     with LockedPool(1 << 12) as pool, pytest.raises(kit.ArgumentError, match="at least 1"):
         pool.buffer(0)

@@ -11,8 +11,8 @@ import pytest
 import kit
 import kit.memory
 from kit.core.buffer import BufferSet
-from kit.memory.report import parse_bytes
 from kit.memory.report_png import report_figure
+from kit.units import parse_bytes
 
 NASTY = '<script>alert("x")</script>&'
 
@@ -180,3 +180,29 @@ def test_the_picture_of_the_timeline_begins_with_tracking(backend: kit.Backend) 
     line = report_figure(report).axes[0]
     assert line.get_xlim() == (0, report.timeline[-1][0] / 1e9)
     assert report.timeline[0][0] > 0
+
+
+BAD = {
+    "assert_peak(1.5)": lambda report: report.assert_peak(1.5),
+    "assert_peak(None)": lambda report: report.assert_peak(None),
+    "assert_peak(True)": lambda report: report.assert_peak(True),
+    "assert_peak(-1)": lambda report: report.assert_peak(-1),
+    "assert_peak('1e400 MB')": lambda report: report.assert_peak("1e400 MB"),
+    "assert_peak('64 XB')": lambda report: report.assert_peak("64 XB"),
+    "diff(report, None)": lambda report: kit.memory.diff(report, None),
+    "costs(['4KiB'])": lambda report: kit.memory.costs(["4KiB"]),
+    "costs(4096)": lambda report: kit.memory.costs(4096),
+    "costs([1.5])": lambda report: kit.memory.costs([1.5]),
+    "costs([4096], 0)": lambda report: kit.memory.costs([4096], 0),
+    "pinned_pays(sizes=[-4])": lambda report: kit.memory.pinned_pays(sizes=[-4]),
+    "pinned_pays(repeats=0)": lambda report: kit.memory.pinned_pays(repeats=0),
+    "input_lab(None)": lambda report: kit.memory.input_lab(None),
+}
+
+
+@pytest.mark.parametrize("call", BAD)
+def test_wrong_arguments_are_refused_with_what_was_given(call: str) -> None:
+    with kit.Tracker() as mem:
+        pass
+    with pytest.raises(kit.ArgumentError, match=r"1\.5|None|True|-1|1e400|64 XB|4KiB|4096|0|-4"):
+        BAD[call](mem.report())

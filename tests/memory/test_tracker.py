@@ -267,10 +267,14 @@ def test_without_stacks_bytes_and_scopes_stay(backend: kit.Backend) -> None:
 
 @pytest.mark.model
 def test_a_model_session_by_purpose_scope_and_owner(demo_model_path: pathlib.Path) -> None:
-    with kit.Tracker() as mem, kit.load(demo_model_path, progress=False) as model, model.session(n_ctx=512) as s:
+    with (
+        kit.Tracker() as mem,
+        kit.load(demo_model_path, progress=False, prepare="none") as model,
+        model.session(n_ctx=512) as s,
+    ):
         opened = mem.report().live_by_purpose()
         assert opened["kv cache"] == s.cache.nbytes == 2 * 2 * 30 * 512 * 192
-        assert opened["weights"] == demo_model_path.stat().st_size
+        assert opened["weights"] == demo_model_path.stat().st_size + model.prepared.nbytes
         s.run("Hello")
         list(s.generate(" world", max_tokens=2))
         assert mem.report().live_by_purpose() == opened

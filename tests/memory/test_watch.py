@@ -60,6 +60,89 @@ def test_a_program_that_raises_shows_its_traceback(tmp_path: pathlib.Path) -> No
     assert (tmp_path / "kit-memory.html").read_text().startswith("<!doctype html>")
 
 
+PIECES = """
+import atexit, os, sys, threading, time
+import numpy as np
+import kit
+backend = kit.Backend(n_threads=1)
+def piece(name="mask"):
+    context = kit.Context(backend)
+    context.input((1000,), "f32", name=name).set(np.zeros(1000, np.float32))
+    return context.detach()
+"""
+
+ENDINGS = {
+    "a list of the module grows": ("kept = []\nfor _ in range(10): kept.append(piece())", 1, "growth"),
+    "a list of a class grows": (
+        "class Server:\n    kept = []\nfor _ in range(10): Server.kept.append(piece())",
+        1,
+        "growth",
+    ),
+    "one thing in a global": ("kept = piece()", 0, "no leak"),
+    "one thing in a module beside it": ("import helper\nhelper.kept = piece()", 0, "no leak"),
+    "a thread frees it later": (
+        "kept = piece()\n"
+        "threading.Thread(target=lambda: (threading.main_thread().join(), time.sleep(0.2), kept.close())).start()",
+        0,
+        "no leak",
+    ),
+    "an exit handler frees it": ("import ctypes\nlost = piece()\natexit.register(lost.close)", 0, "no leak"),
+    "a reference nobody has": (
+        "import ctypes\nlost = piece()\nctypes.pythonapi.Py_IncRef(ctypes.py_object(lost))",
+        1,
+        "leaked at 1 place",
+    ),
+    "a daemon thread is in the middle": (
+        "def churn():\n    while True:\n        piece().close()\n"
+        "threading.Thread(target=churn, daemon=True).start()\ntime.sleep(0.2)",
+        0,
+        "no leak",
+    ),
+    "it goes to another folder": ("os.mkdir('sub'); os.chdir('sub')", 0, "no leak"),
+    "its errors go nowhere": ("sys.stdout.close(); sys.stderr.close(); os.close(2)", 0, ""),
+    "it is interrupted": ("raise KeyboardInterrupt", 130, "KeyboardInterrupt"),
+    "its exception hook fails": ("sys.excepthook = lambda *what: 1 / 0\nraise ValueError", 1, "ZeroDivisionError"),
+    "a child of it ends like it": ("sys.exit(0) if os.fork() == 0 else os.wait()", 0, "no leak"),
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_the_verdict_falls_when_the_program_has_wholly_ended(tmp_path: pathlib.Path, ending: str) -> None:
+    code, expected, text = ENDINGS[ending]
+    (tmp_path / "helper.py").write_text("kept = None\n")
+    (tmp_path / "program.py").write_text(PIECES + code + "\n")
+    done = watch(tmp_path, "-o", "out.txt", "program.py")
+    assert done.returncode == expected, done.stderr
+    assert text in done.stderr
+    assert done.stderr.count("kit watch:") == (1 if text else 0)
+    assert (tmp_path / "out.txt").read_text()
+
+
+def test_a_traceback_begins_in_the_program(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "program.py").write_text("def f():\n    raise ValueError('x')\nf()\n")
+    lines = watch(tmp_path, "program.py").stderr.splitlines()
+    frames = [line for line in lines if line.lstrip().startswith("File ")]
+    assert [("program.py" in frame) for frame in frames] == [True, True]
+
+
+def test_modules_and_folders_run_as_python_runs_them(tmp_path: pathlib.Path) -> None:
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "__main__.py").write_text("import sys; print(__name__, sys.argv[1:])\n")
+    for how in (["-m", "package"], ["package"]):
+        done = watch(tmp_path, "-o", "out.json", *how, "-x", "y")
+        assert (done.returncode, done.stdout) == (0, "__main__ ['-x', 'y']\n"), done.stderr
+
+
+def test_a_report_of_an_unknown_form_is_refused_before_anything_runs(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "program.py").write_text("print('ran')\n")
+    done = watch(tmp_path, "-o", "out.pdf", "program.py")
+    assert done.returncode == 2
+    assert "out.pdf" in done.stderr
+    assert not done.stdout
+
+
 TESTS = """
 import numpy as np, pytest, kit
 kept = []

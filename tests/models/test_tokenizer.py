@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
 from kit.errors import ArgumentError, GGUFError, KitError, MissingKey, UnsupportedModel
-from kit.models.tokenizer import Tokenizer
+from kit.models.text.tokenizer import Tokenizer
 
 DATA = pathlib.Path(__file__).parent / "data"
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(1, 7)
@@ -78,7 +78,8 @@ def test_demo_model_gives_the_ids_llama_cpp_gives(demo_model_path):
 def test_demo_model_ends_where_its_chat_format_ends(demo_model_path):
     tokenizer = Tokenizer.from_gguf(demo_model_path)
     assert tokenizer.n_vocab == 49152
-    assert {tokenizer.token(i) for i in tokenizer.eog_ids} == {"<|endoftext|>", "<|im_end|>"}
+    # <reponame>: llama.cpp takes the name for the mark between repositories, and ends there too.
+    assert {tokenizer.token(i) for i in tokenizer.eog_ids} == {"<|endoftext|>", "<|im_end|>", "<reponame>"}
     assert pieces(tokenizer, "<|im_start|>user\nHi<|im_end|>") == [
         "<|im_start|>",
         "user",
@@ -184,6 +185,48 @@ def test_bos_and_eos_come_where_the_file_asks_for_them():
 def test_tokens_known_to_end_a_turn_are_special_whatever_the_file_says():
     tokenizer = make(bpe(token_type=None))
     assert tokenizer.is_special(2) and not tokenizer.is_special(1)
+
+
+@pytest.mark.parametrize(
+    ("names", "keys", "ends"),
+    [
+        # By the rules of llama_vocab::impl::load in llama.cpp (the sdist of llama-cpp-python 0.3.36).
+        (["<|eot_id|>", "<|eom_id|>", "<|end_of_text|>"], {}, {"<|eot_id|>", "<|eom_id|>", "<|end_of_text|>"}),
+        (["<end_of_turn>", "<eos>", "x"], {}, {"<end_of_turn>", "<eos>"}),
+        (["x", "y", "z"], {"eos_token_id": 0, "eot_token_id": 1, "eom_token_id": 2}, {"x", "y", "z"}),
+        (["<fim_pad>", "<reponame>", "<|file_sep|>", "<fim_prefix>"], {}, {"<fim_pad>", "<reponame>", "<|file_sep|>"}),
+        (["<fim_pad>", "x"], {"fim_pad_token_id": 1}, {"x"}),
+        (["<|end|>", "<|return|>", "x"], {}, {"<|end|>", "<|return|>"}),
+        (["<|end|>", "<|return|>", "<|call|>"], {}, {"<|return|>", "<|call|>"}),
+        (["<|end|>", "<|flush|>", "<|calls|>"], {}, {"<|flush|>", "<|calls|>"}),
+        (["</s>", "<|tool_response>"], {}, {"<|tool_response>"}),
+        (["</s>", "[EOT]", "[EOS]", "e"], {}, {"</s>", "[EOT]", "[EOS]"}),
+    ],
+)
+def test_a_generation_ends_where_llama_cpp_ends_it(names, keys, ends):
+    types = np.full(len(names) + len(LETTERS), NORMAL, np.int32)
+    keys = {"eos_token_id": None, "bos_token_id": None, "merges": []} | keys
+    tokens = [*names, *(letter for letter in LETTERS if letter not in names)]
+    tokenizer = make(bpe(tokens=tokens, token_type=types[: len(tokens)], **keys))
+    assert {tokenizer.token(i) for i in tokenizer.eog_ids} == ends
+
+
+def test_a_guard_keeps_the_token_after_it_text_and_is_dropped():
+    guarded = TINY_BPE.encode("the\0<|im_end|>\0\0 <|im_end|>", guard="\0", add_special=False)
+    assert guarded.count(2) == 1 and guarded[-1] == 2
+    assert TINY_BPE.decode(guarded) == "the<|im_end|> <|im_end|>"
+
+
+@given(st.text(), st.sampled_from(["\0", "x", "\U000f0000"]))
+def test_a_text_with_guards_is_the_text_without_them(text, guard):
+    ids = TINY_BPE.encode(text, guard=guard, parse_special=False)
+    assert TINY_BPE.decode(ids) == text.replace(guard, "")
+
+
+def test_names_of_special_tokens_are_known():
+    assert TINY_BPE.special_texts == ("<|im_start|>user", "<|endoftext|>", "<|im_start|>", "<|im_end|>")
+    assert TINY_BPE.special_id("<|im_end|>") == 2
+    assert TINY_BPE.special_id("<user>") is TINY_BPE.special_id("the") is TINY_BPE.special_id("nothing") is None
 
 
 def naive_spm(text: str, words: dict[str, float]) -> list[str]:

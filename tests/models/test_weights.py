@@ -13,8 +13,8 @@ import pytest
 
 import kit
 from kit.core.gguf import GGUFFile
-from kit.models import weights as weights_module
-from kit.models.weights import Weights
+from kit.models.weights import sections
+from kit.models.weights.weights import Weights
 
 from . import tiny
 
@@ -107,14 +107,17 @@ def test_an_error_of_the_disk_is_named_with_tensor_offset_and_reason(opened, mon
         return preadv(descriptor, buffers, offset)
 
     monkeypatch.setattr(os, "preadv", failing)
-    with pytest.raises(kit.GGUFError, match=r"model\.gguf: reading tensor 'blk.* at byte \d+: Input/output error"):
+    monkeypatch.setattr(sections, "CHUNK_BYTES", 4096)
+    said = r"model\.gguf: reading tensor 'blk.* at byte \d+: Input/output error \(EIO 5\)"
+    with pytest.raises(kit.GGUFError, match=said) as caught:
         Weights(file, backend, use_mmap=False, progress=False)
+    assert caught.value.errno == 5 and caught.value.tensor in file.tensors
 
 
 def test_reading_in_short_pieces_gives_the_same(opened, monkeypatch):
     file, backend = opened
     preadv = os.preadv
-    monkeypatch.setattr(weights_module, "CHUNK", 4096)
+    monkeypatch.setattr(sections, "CHUNK_BYTES", 4096)
     monkeypatch.setattr(os, "preadv", lambda fd, buffers, offset: preadv(fd, [buffers[0][:777]], offset))
     weights = Weights(file, backend, use_mmap=False, progress=False)
     for name, values in tiny.Tiny().weights.items():
@@ -132,7 +135,7 @@ def test_an_interrupt_while_reading_stops_the_readers_and_frees_all(opened, monk
         return preadv(descriptor, [buffers[0][:64]], offset)
 
     monkeypatch.setattr(os, "preadv", slow)
-    monkeypatch.setattr(weights_module, "CHUNK", 4096)
+    monkeypatch.setattr(sections, "CHUNK_BYTES", 4096)
 
     def interrupt():
         started.wait()

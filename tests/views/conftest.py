@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import pathlib
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
 from kit.core.ledger import Resource
-from kit.models.run import LensEntry, Run
-from kit.views import AttentionView, GrowthView, LensGrid, PurposeBars, RunView, StageTable, View
+from kit.models.session.run import LensEntry, Run
+from kit.models.weights.read_trace import Read, ReaderTrace, ReadTrace
+from kit.views import AttentionView, GrowthView, LensGrid, PurposeBars, ReadsView, RunView, StageTable, View
 from kit.views.stage_table import StageRow
 
 HOSTILE = ("<img src=x onerror=alert(1)>", "\x1b[31mred\n\u202eturned", '"><script>$x_1$</script>', "日本語 🙂 \ud7ff")
@@ -55,7 +57,9 @@ def bars() -> PurposeBars:
     )
 
 
-@pytest.fixture(scope="session", params=["lens", "attention", "run", "next", "stages", "bars", "nothing", "growth"])
+@pytest.fixture(
+    scope="session", params=["lens", "attention", "run", "next", "stages", "bars", "nothing", "growth", "reads"]
+)
 def view(request: pytest.FixtureRequest, run: Run, stage_table: StageTable, bars: PurposeBars) -> View:
     """Every kind of picture in turn."""
     made: dict[str, View] = {
@@ -67,6 +71,16 @@ def view(request: pytest.FixtureRequest, run: Run, stage_table: StageTable, bars
         "bars": bars,
         "nothing": PurposeBars(()),
         "growth": GrowthView(HOSTILE[0], (0, 16, 17, 40), (1, 1, 2, 2), (100, 100, 300, 300)),
+        "reads": ReadsView.of(
+            ReadTrace(
+                tuple(
+                    ReaderTrace(
+                        n, tuple(Read(pathlib.Path(HOSTILE[n % 3]), 100 * i, 100, 9 * i, 9 * i + 8) for i in range(9))
+                    )
+                    for n in (1, 2, 3)
+                )
+            )
+        ),
     }
     return made[str(request.param)]
 

@@ -7,7 +7,7 @@ import pytest
 from kit.core.devices import Device, Devices
 from kit.core.ledger import Resource
 from kit.memory.live import Live
-from kit.models.run import Run
+from kit.models.session.run import Run
 from kit.views import AttentionView, LensGrid, PurposeBars, StageTable
 from kit.views.demo import Answer, Demo
 from kit.views.demo_page import DemoPage

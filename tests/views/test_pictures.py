@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import kit
-from kit.models.run import Run
+from kit.models.session.run import Run
 from kit.views import AttentionView, GrowthView, LensGrid, PurposeBars, RunView, StageTable, paint, view
 from kit.views.run_view import NextTokens
 from kit.views.tokens import columns, line_text, pad, shorten, token_text

@@ -1,0 +1,26 @@
+"""How kit is set up where it is measured: one line for each way to load and open a model."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """A name for a way to run kit.
+
+    load and session are keyword arguments of ``kit.load`` and ``Model.session``, env is added to the environment of
+    the process. ``plain`` says that nothing was built and no second copy of the weights is kept: what is promised of
+    prefill is less there.
+    """
+
+    name: str
+    load: dict[str, Any] = dataclasses.field(default_factory=dict)
+    session: dict[str, Any] = dataclasses.field(default_factory=dict)
+    env: dict[str, str] = dataclasses.field(default_factory=dict)
+    plain: bool = True
+
+
+OURS: tuple[Setting, ...] = (Setting("default"),)
+"""Each takes part in every comparison."""

@@ -1,0 +1,1 @@
+"""Builds of ggml for this machine: made from the registry's source, listed, chosen, removed."""

@@ -1,0 +1,1 @@
+"""The KV cache: cells, sequences, shifting, and its form on disk."""

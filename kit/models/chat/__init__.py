@@ -1,0 +1,1 @@
+"""Chats: templates in a sandbox, and turns of a conversation."""

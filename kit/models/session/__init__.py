@@ -1,0 +1,1 @@
+"""A session: passes over a cache, runs, steps, generation."""

@@ -1,0 +1,127 @@
+"""Generating text: sample, give out, go on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from kit.core.scope import scope
+from kit.errors import ArgumentError, CacheFull
+from kit.models.text.streaming import Alternative, Holder, StopFinder, Token
+
+if TYPE_CHECKING:
+    from kit.models.cache.branches import Branch
+    from kit.models.session.prompts import Prompt
+    from kit.models.session.session import Session
+
+_MOST_ALTERNATIVES = 1000
+
+
+class Draws(Protocol):
+    """What `generate` needs of a sampler.
+
+    A sampler with an attribute ``memory`` (tokens to look back at, -1: all) is called as ``sample(logits, recent)``.
+    """
+
+    def sample(self, logits: npt.NDArray[np.float32]) -> int:
+        """One token id for logits (n_vocab,)."""
+
+
+def generate(
+    session: Session | Branch,
+    prompt: Prompt,
+    max_tokens: int,
+    sampler: Draws,
+    stop: str | Sequence[str],
+    logprobs: int = 0,
+) -> Iterator[Token]:
+    """See `Session.generate`; arguments are checked here, at the call, not at the first token."""
+    ids = session.ids(prompt) if len(prompt) else []
+    if not ids and not session.tokens:
+        raise ArgumentError("there is nothing to continue; give a prompt")
+    session.check_room(len(ids))
+    return stream(session, lambda: ids, max_tokens, sampler, stop, logprobs)
+
+
+def stream(
+    session: Session | Branch,
+    first_ids: Callable[[], list[int]],
+    max_tokens: int,
+    sampler: Draws,
+    stop: str | Sequence[str],
+    logprobs: int,
+) -> Iterator[Token]:
+    """Check what was asked for; return the tokens. ``first_ids`` is called when the first is asked for."""
+    if isinstance(max_tokens, bool) or not isinstance(max_tokens, (int, np.integer)) or max_tokens < 0:
+        raise ArgumentError(f"max_tokens is {max_tokens!r}; give a whole number, 0 or more")
+    if isinstance(logprobs, bool) or not isinstance(logprobs, (int, np.integer)):
+        raise ArgumentError(f"logprobs is {logprobs!r}; give the number of alternatives wanted")
+    if not 0 <= logprobs <= _MOST_ALTERNATIVES:
+        raise ArgumentError(f"logprobs is {logprobs}; give 0 to {_MOST_ALTERNATIVES} alternatives")
+    marks = [stop] if isinstance(stop, str) else list(stop)
+    if not all(isinstance(mark, str) and mark for mark in marks):
+        raise ArgumentError("a stop string is empty or no text; give text, or leave it out")
+    return _held_back(session, _sampled(session, first_ids, int(max_tokens), sampler, int(logprobs)), marks)
+
+
+def _sampled(
+    session: Session | Branch, first_ids: Callable[[], list[int]], max_tokens: int, sampler: Draws, logprobs: int
+) -> Iterator[Token]:
+    """Tokens without text, each promised to the session, until one ends the generation."""
+    ends = session.tokenizer.eog_ids
+    ids = first_ids() if max_tokens else []
+    for n in range(max_tokens):
+        with scope("prefill" if len(ids) > 1 else f"token {n}"):
+            logits = session.next_logits(ids)
+        token = _draw(sampler, logits, session)
+        if token in ends:
+            return
+        session.promise(token)
+        ids = []
+        yield _described(session, token, logits, logprobs)
+
+
+def _held_back(session: Session | Branch, tokens: Iterator[Token], stop: list[str]) -> Iterator[Token]:
+    """The tokens with their text, each as soon as its text is certain; the last before the first stop string."""
+    decoder = session.tokenizer.stream(skip_special=True)
+    finder, holder = StopFinder(stop), Holder()
+    try:
+        for token in tokens:
+            text = decoder.push(token.id)
+            holder.add(Token(token.id, text, token.logprob, token.alternatives))
+            certain = finder.push(text)
+            if finder.found is not None:
+                yield from holder.rest(certain)
+                return
+            yield from holder.certain(certain, keep_last=decoder.pending)
+    except CacheFull:  # the tokens that were made are whole
+        yield from holder.rest(finder.push(decoder.flush()) + finder.flush())
+        raise
+    yield from holder.rest(finder.push(decoder.flush()) + finder.flush())
+
+
+def _draw(sampler: Any, logits: npt.NDArray[np.float32], session: Session | Branch) -> int:
+    memory = getattr(sampler, "memory", 0)
+    if not memory:
+        return int(sampler.sample(logits))
+    recent = session.tokens
+    return int(sampler.sample(logits, recent if memory < 0 else recent[-memory:]))
+
+
+def _described(session: Session | Branch, token: int, logits: npt.NDArray[np.float32], n: int) -> Token:
+    top = float(logits.max())
+    log_sum = top + math.log(float(np.exp(logits - top).sum(dtype=np.float64)))
+    alternatives: tuple[Alternative, ...] = ()
+    if n:
+        n = min(n, len(logits))
+        ids = np.argpartition(-logits, n - 1)[:n]
+        ids = ids[np.lexsort((ids, -logits[ids]))]
+        pieces = session.model.pieces(ids.tolist())
+        alternatives = tuple(
+            Alternative(int(i), piece, float(logits[i]) - log_sum) for i, piece in zip(ids, pieces, strict=True)
+        )
+    return Token(token, "", float(logits[token]) - log_sum, alternatives)

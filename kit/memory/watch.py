@@ -22,7 +22,7 @@ from kit.memory.leaks import Leak
 from kit.memory.program import Program
 from kit.memory.report import MemoryReport
 from kit.memory.tracker import Tracker
-from kit.units import bytes_text
+from kit.units import bytes_text, counted
 
 LEAKED = 1
 _FORMS = (".html", ".json", ".txt")
@@ -114,8 +114,7 @@ def _verdict(report: MemoryReport, leaks: list[Leak], written: str) -> str:
     if not leaks:
         return f"{head}, no leak. {written}"
     total = sum(leak.nbytes for leak in leaks)
-    places = "1 place" if len(leaks) == 1 else f"{len(leaks)} places"
-    lines = [f"{head}, {bytes_text(total)} leaked at {places}. {written}"]
+    lines = [f"{head}, {bytes_text(total)} leaked at {counted(len(leaks), 'place')}. {written}"]
     return "\n".join([*lines, *(f"  {leak}" for leak in leaks[:20])])
 
 

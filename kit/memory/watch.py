@@ -111,11 +111,12 @@ class _Watched:
 
 def _verdict(report: MemoryReport, leaks: list[Leak], written: str) -> str:
     head = f"kit watch: {len(report.recording):,} events, peak {bytes_text(report.peak)}"
+    missing = [f"  recording incomplete: {reason}" for reason in report.recording.incomplete]
     if not leaks:
-        return f"{head}, no leak. {written}"
+        return "\n".join([f"{head}, no leak. {written}", *missing])
     total = sum(leak.nbytes for leak in leaks)
     lines = [f"{head}, {bytes_text(total)} leaked at {counted(len(leaks), 'place')}. {written}"]
-    return "\n".join([*lines, *(f"  {leak}" for leak in leaks[:20])])
+    return "\n".join([*lines, *(f"  {leak}" for leak in leaks[:20]), *missing])
 
 
 def _say(text: str) -> None:

@@ -52,6 +52,7 @@ class Cells:
         self.window = window
         self.positions = np.full(n_cells, _FREE, np.int32)
         self.seen_by = np.zeros(n_cells, np.uint64)
+        self.stained = np.zeros(n_cells, np.bool_)
         self._open = {MAIN}
         self.ends = np.zeros(MAX_SEQUENCES, np.int64)  # position of each sequence's next token
 
@@ -151,9 +152,19 @@ class Cells:
         """Note that the tokens of ``batch`` lie in their cells."""
         self.positions[batch.cells] = batch.positions
         self.seen_by[batch.cells] = batch.seen_by
+        if self.stained.any():
+            self.stain(batch)  # what it saw may have reached it
         for sequence in _sequences_of(batch.seen_by):
             last = batch.positions[(batch.seen_by & _bit(sequence)) != 0].max()
             self.ends[sequence] = max(int(self.ends[sequence]), int(last) + 1)
+
+    def stain(self, batch: Batch) -> None:
+        """Note that keys or values of ``batch`` may be no finite numbers; they must be cleared once they are free."""
+        self.stained[batch.cells] = True
+
+    def stained_and_free(self) -> npt.NDArray[np.int64]:
+        """Return the free cells that must be cleared before attention reads past them."""
+        return np.flatnonzero(self.stained & (self.seen_by == 0)) if self.stained.any() else np.empty(0, np.int64)
 
     def leave(self, batch: Batch) -> None:
         """Take `enter` back."""
@@ -224,7 +235,7 @@ class Cells:
         self.cut(sequence, 0, self.end(sequence))
 
     def clear(self) -> None:
-        """Free all cells."""
+        """Free all cells; stains stay until `kit.models.cache.scrub` has cleared them."""
         self.positions.fill(_FREE)
         self.seen_by.fill(0)
         self.ends.fill(0)

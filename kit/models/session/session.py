@@ -169,7 +169,8 @@ class Session(Timeline):
         """Write tokens and cache to a file, for `restore`; return its size in bytes.
 
         Raises:
-            OSError: it cannot be written; a file that was there before stays as it was.
+            StateError: the cache holds what is no finite number, and `restore` would refuse it.
+            OSError: it cannot be written. A file that was there before stays as it was.
         """
         from kit.models.cache.saved_state import save
 

@@ -92,6 +92,13 @@ class Cells:
                 f"{self.n_ctx - n_used} free; reset() it, shift() it, or open a session with a larger n_ctx"
             )
 
+    def n_gone_after(self, n_keep: int, n_discard: int) -> int:
+        """Return how many first tokens of the main sequence would be in the window, but have no cell, after a shift."""
+        held = self.positions[self.of(MAIN)]
+        n_held = np.count_nonzero((held < n_keep) | (held >= n_keep + n_discard))
+        n_left = self.end(MAIN) - n_discard
+        return 0 if self.window is None or n_held >= min(n_left, self.window) else int(n_left - n_held)
+
     def evict(self) -> None:
         """Free cells that left the sliding window of every sequence that sees them."""
         if self.window is None:

@@ -191,6 +191,31 @@ def test_what_the_sampler_raises_leaves_the_session_as_it_stood(session):
     assert np.allclose(after, session.run([*IDS, 50, 9]).logits[-1:], atol=1e-4)
 
 
+@pytest.mark.parametrize("said", [-1, 264, 2**40, None, 1.7, float("nan"), "3"])
+def test_an_id_that_is_none_never_gets_into_the_session(session, said):
+    tokens = session.generate(IDS, max_tokens=5, sampler=Script(50, said))
+    assert next(tokens).id == 50
+    with pytest.raises(kit.ArgumentError, match=r"sample\(\) of Script gave .*expected a token id.* to 263"):
+        next(tokens)
+    assert session.tokens == (*IDS, 50)
+    assert session.run([9]).logits.shape == (1, 264)
+
+
+def test_an_id_without_a_name_is_a_token_without_text(tmp_path):
+    from . import tiny
+
+    more = tiny.Tiny()
+    more.weights["token_embd.weight"] = np.resize(more.weights["token_embd.weight"], (300, 64))
+    tiny.write(tmp_path / "more.gguf", more)
+    with kit.load(tmp_path / "more.gguf", n_threads=1) as model, model.session(n_ctx=64) as session:
+        assert model.config.n_vocab == 300 and model.tokenizer.n_vocab == 264
+        script = Script(*(byte + 3 for byte in b"a"), 280, 299, *(byte + 3 for byte in b"b"))
+        made = list(session.generate(IDS, max_tokens=4, sampler=script, logprobs=300))
+        assert [token.text for token in made] == ["a", "", "", "b"]
+        assert {entry.text for entry in made[0].alternatives if entry.id >= 264} == {""}
+        assert session.tokens == (*IDS, *ids_of(made))
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [({"max_tokens": -1}, "max_tokens is -1"), ({"prompt": ""}, "nothing to continue"), ({"prompt": []}, "nothing to")],

@@ -295,3 +295,21 @@ def test_a_closed_session_neither_saves_nor_restores(model, saved, tmp_path):
         session.save(tmp_path / "other")
     with pytest.raises(kit.ClosedError):
         session.restore(saved)
+
+
+@pytest.mark.parametrize("flash", [False, True])
+def test_cells_that_lay_in_another_order_come_back_with_the_same_rows(model, tmp_path, flash):
+    with model.session(n_ctx=64, flash_attn=flash, cache_type="f32") as session:
+        session.run(IDS)
+        with session.fork(3) as branches:
+            branches.run([[9, 8], [7, 6], None])
+            branches.run([[5], [4], [3]])
+            branches.keep(1)
+        assert np.any(np.diff(session.cache.cells.of()) != 1)
+        session.save(tmp_path / "state")
+        rows = saved_state.rows_of(session.cache, session.cache.cells.of())
+        with model.session(n_ctx=64, flash_attn=flash, cache_type="f32") as other:
+            other.restore(tmp_path / "state")
+            assert other.cache.cells.of().tolist() == list(range(len(IDS) + 3))
+            assert saved_state.rows_of(other.cache, other.cache.cells.of()) == rows
+            assert np.allclose(other.run([2]).logits, session.run([2]).logits, rtol=1e-3, atol=1e-3)

@@ -187,3 +187,46 @@ def test_a_shift_that_fails_leaves_an_empty_session(model, monkeypatch):
         monkeypatch.undo()
         assert session.tokens == () and session.n_past == session.cache.n_used == 0
         assert session.run(IDS).logits.shape[0] == 40
+
+
+@pytest.fixture
+def windowed(tmp_path):
+    """One layer, whose keys know nothing of other tokens, and a window of 8."""
+    from . import tiny
+
+    tiny.write(tmp_path / "window.gguf", tiny.Tiny(n_layer=1, window=8))
+    with kit.load(tmp_path / "window.gguf", n_threads=1) as model:
+        yield model
+
+
+def goes_on_as_its_tokens_say(session, path) -> None:
+    """Its logits are those of its tokens alone, and what it saves can be restored."""
+    tokens = session.tokens
+    session.save(path)
+    with session.model.session(n_ctx=64, cache_type="f32") as other:
+        expected = other.run([*tokens, 5, 6]).logits[-2:]
+        other.restore(path)
+        assert other.tokens == tokens
+    assert nmse(session.run([5, 6]).logits, expected) < 1e-9
+
+
+@pytest.mark.parametrize(
+    ("numbers", "left"),
+    [((1, 25), IDS[26:30]), ((4, 18), [*IDS[:4], *IDS[22:30]]), ((18, 8), [*IDS[16:18], *IDS[26:30]])],
+    ids=["gone", "gone and not seen", "gone in part"],
+)
+def test_first_tokens_that_left_the_window_are_not_kept_where_they_would_be_seen(windowed, tmp_path, numbers, left):
+    with windowed.session(n_ctx=16, cache_type="f32") as session:
+        for token in IDS[:30]:
+            session.run([token])
+        assert session.cache.cells.positions[session.cache.cells.of()][0] == 16
+        assert session.shift(*numbers) == 30 - len(left)
+        assert session.tokens == tuple(left)
+        goes_on_as_its_tokens_say(session, tmp_path / "state")
+
+
+def test_a_window_that_shifts_by_itself_can_be_saved(windowed, tmp_path):
+    with windowed.session(n_ctx=16, cache_type="f32", on_full="shift", n_keep=4) as session:
+        for start in range(0, 30, 9):
+            session.run(IDS[start : start + 9])
+            goes_on_as_its_tokens_say(session, tmp_path / "state")

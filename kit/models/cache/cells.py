@@ -52,6 +52,7 @@ class Cells:
         self.window = window
         self.positions = np.full(n_cells, _FREE, np.int32)
         self.seen_by = np.zeros(n_cells, np.uint64)
+        self.stained = np.zeros(n_cells, np.bool_)
         self._open = {MAIN}
         self.ends = np.zeros(MAX_SEQUENCES, np.int64)  # position of each sequence's next token
 
@@ -90,6 +91,13 @@ class Cells:
                 f"{n_tokens} tokens do not fit: the cache holds n_ctx={self.n_ctx}, {n_used} are used, "
                 f"{self.n_ctx - n_used} free; reset() it, shift() it, or open a session with a larger n_ctx"
             )
+
+    def n_gone_after(self, n_keep: int, n_discard: int) -> int:
+        """Return how many first tokens of the main sequence would be in the window, but have no cell, after a shift."""
+        held = self.positions[self.of(MAIN)]
+        n_held = np.count_nonzero((held < n_keep) | (held >= n_keep + n_discard))
+        n_left = self.end(MAIN) - n_discard
+        return 0 if self.window is None or n_held >= min(n_left, self.window) else int(n_left - n_held)
 
     def evict(self) -> None:
         """Free cells that left the sliding window of every sequence that sees them."""
@@ -151,9 +159,19 @@ class Cells:
         """Note that the tokens of ``batch`` lie in their cells."""
         self.positions[batch.cells] = batch.positions
         self.seen_by[batch.cells] = batch.seen_by
+        if self.stained.any():
+            self.stain(batch)  # what it saw may have reached it
         for sequence in _sequences_of(batch.seen_by):
             last = batch.positions[(batch.seen_by & _bit(sequence)) != 0].max()
             self.ends[sequence] = max(int(self.ends[sequence]), int(last) + 1)
+
+    def stain(self, batch: Batch) -> None:
+        """Note that keys or values of ``batch`` may be no finite numbers; they must be cleared once they are free."""
+        self.stained[batch.cells] = True
+
+    def stained_and_free(self) -> npt.NDArray[np.int64]:
+        """Return the free cells that must be cleared before attention reads past them."""
+        return np.flatnonzero(self.stained & (self.seen_by == 0)) if self.stained.any() else np.empty(0, np.int64)
 
     def leave(self, batch: Batch) -> None:
         """Take `enter` back."""
@@ -224,7 +242,7 @@ class Cells:
         self.cut(sequence, 0, self.end(sequence))
 
     def clear(self) -> None:
-        """Free all cells."""
+        """Free all cells; stains stay until `kit.models.cache.scrub` has cleared them."""
         self.positions.fill(_FREE)
         self.seen_by.fill(0)
         self.ends.fill(0)

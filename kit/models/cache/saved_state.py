@@ -49,7 +49,13 @@ def save(session: Session, path: str | os.PathLike[str]) -> int:
     with session.working(), turn():
         tokens = np.asarray(session._tokens, "<i4"), np.asarray(session._unseen, "<i4")
         cells = session.cache.cells.of(MAIN)
-        parts = [part.tobytes() for part in tokens] + rows_of(session.cache, cells)
+        rows = rows_of(session.cache, cells)
+        stained = bool(session.cache.cells.stained[cells].any())
+    if stained and not all_finite(session.cache, len(cells), memoryview(b"".join(rows))):
+        raise StateError(
+            f"{target} was not written: the session holds keys or values that are no finite numbers; reset() it"
+        )
+    parts = [part.tobytes() for part in tokens] + rows
     counts = {"n_tokens": len(tokens[0]), "n_unseen": len(tokens[1]), "n_cells": len(cells)}
     header = json.dumps(_layout(session) | counts).encode()
     checksum = 0

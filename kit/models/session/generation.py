@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import operator
+import reprlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -80,18 +82,20 @@ def _sampled(
         token = _draw(sampler, logits, session)
         if token in ends:
             return
+        described = _described(session, token, logits, logprobs)
         session.promise(token)
         ids = []
-        yield _described(session, token, logits, logprobs)
+        yield described
 
 
 def _held_back(session: Session | Branch, tokens: Iterator[Token], stop: list[str]) -> Iterator[Token]:
     """The tokens with their text, each as soon as its text is certain; the last before the first stop string."""
     decoder = session.tokenizer.stream(skip_special=True)
     finder, holder = StopFinder(stop), Holder()
+    n_named = session.tokenizer.n_vocab  # a file may have rows of logits beyond its vocabulary
     try:
         for token in tokens:
-            text = decoder.push(token.id)
+            text = decoder.push(token.id) if token.id < n_named else ""
             holder.add(Token(token.id, text, token.logprob, token.alternatives))
             certain = finder.push(text)
             if finder.found is not None:
@@ -105,11 +109,20 @@ def _held_back(session: Session | Branch, tokens: Iterator[Token], stop: list[st
 
 
 def _draw(sampler: Any, logits: npt.NDArray[np.float32], session: Session | Branch) -> int:
+    """Return what the sampler says, checked before the session takes note of it."""
     memory = getattr(sampler, "memory", 0)
-    if not memory:
-        return int(sampler.sample(logits))
-    recent = session.tokens
-    return int(sampler.sample(logits, recent if memory < 0 else recent[-memory:]))
+    recent = session.tokens if memory else ()
+    drawn = sampler.sample(logits, recent if memory < 0 else recent[-memory:]) if memory else sampler.sample(logits)
+    try:
+        token = operator.index(drawn)
+    except TypeError:
+        token = -1
+    if not 0 <= token < len(logits):
+        raise ArgumentError(
+            f"sample() of {type(sampler).__name__} gave {reprlib.repr(drawn)}; expected a token id, a whole number "
+            f"from 0 to {len(logits) - 1}"
+        )
+    return token
 
 
 def _described(session: Session | Branch, token: int, logits: npt.NDArray[np.float32], n: int) -> Token:
@@ -120,8 +133,7 @@ def _described(session: Session | Branch, token: int, logits: npt.NDArray[np.flo
         n = min(n, len(logits))
         ids = np.argpartition(-logits, n - 1)[:n]
         ids = ids[np.lexsort((ids, -logits[ids]))]
-        pieces = session.model.pieces(ids.tolist())
         alternatives = tuple(
-            Alternative(int(i), piece, float(logits[i]) - log_sum) for i, piece in zip(ids, pieces, strict=True)
+            Alternative(i, "".join(session.model.pieces([i])), float(logits[i]) - log_sum) for i in ids.tolist()
         )
     return Token(token, "", float(logits[token]) - log_sum, alternatives)

@@ -15,6 +15,7 @@ from kit.models.architecture.attention import Choice
 from kit.models.architecture.config import LlamaConfig
 from kit.models.cache.cache import KVCache
 from kit.models.cache.cells import MAIN, Batch
+from kit.models.cache.scrub import scrub
 from kit.models.cache.shift import shift
 from kit.models.session.passes import BuiltPass, PassBuilder, PassKey
 from kit.models.session.patches import Patch, watch
@@ -48,6 +49,7 @@ class Runner:
         """Run ``batch``; return the logits of its out rows. ``again``: its tokens are in their cells already."""
         found: list[npt.NDArray[np.float32]] = []
         entered: list[Batch] = []
+        scrub(self.passes, self.n_pass)
         try:
             for part in batch.parts(self.n_pass):
                 built = self.passes.get(self._key(part))
@@ -56,6 +58,8 @@ class Runner:
                     self.backend.compute(built.graph)
                     if len(part.out_rows):
                         found.append(transfer.read(built.logits))
+                        if not np.isfinite(found[-1][:, 0]).all():  # the norm spreads a NaN over the whole row
+                            self.cache.cells.stain(batch)
                 if not again:
                     entered.append(part)
                     self.cache.cells.enter(part)
@@ -71,6 +75,9 @@ class Runner:
         rows: list[npt.NDArray[np.float32]] = []
         values: list[Values] = []
         entered: list[Batch] = []
+        scrub(self.passes, self.n_pass)
+        if patches:
+            self.cache.cells.stain(batch)
         try:
             for part in batch.parts(len(batch) if patches else self.n_pass):
                 logits, copies = self._observed_part(part, kept, patches)
@@ -86,6 +93,7 @@ class Runner:
 
     def apart(self, batch: Batch) -> BuiltPass:
         """Return a pass over ``batch`` with inputs of its own, for a walk; the caller closes it."""
+        scrub(self.passes, self.n_pass)
         return self.passes.build(self._key(batch), apart=True)
 
     def cells_seen(self, batch: Batch) -> npt.NDArray[np.int64]:

@@ -169,7 +169,8 @@ class Session(Timeline):
         """Write tokens and cache to a file, for `restore`; return its size in bytes.
 
         Raises:
-            OSError: it cannot be written; a file that was there before stays as it was.
+            StateError: the cache holds what is no finite number, and `restore` would refuse it.
+            OSError: it cannot be written. A file that was there before stays as it was.
         """
         from kit.models.cache.saved_state import save
 
@@ -217,6 +218,8 @@ class Session(Timeline):
 
         Defaults: the session's ``n_keep``, and half of what lies behind it. The keys that stay are turned to
         their new positions, which equals computing them there; what they say still comes from the whole text.
+        First tokens that left a sliding window long ago cannot be kept where it would reach them again; they are
+        dropped as well.
 
         Raises:
             ArgumentError: fewer tokens than that are there.
@@ -225,8 +228,7 @@ class Session(Timeline):
         with self.working(), scope("shift"):
             self._end_walk()
             discard = max(len(self._tokens) - keep, 0) // 2 if n_discard is None else n_discard
-            room.shift(self, keep, discard)
-        return discard
+            return room.shift(self, keep, discard)
 
     def fork(self, n: int) -> Branches:
         """Return ``n`` branches that go on from what the session has seen, which is stored once for all.

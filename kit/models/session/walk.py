@@ -167,6 +167,7 @@ class Walk(Iterator[Step]):
 
     def committed(self, stage: Stage, value: npt.NDArray[np.float32]) -> None:
         """Take note of an edit: edited logits are the result of the pass."""
+        self._session.cache.cells.stain(self._batch)
         if stage.name == "logits":
             self._session.walked(self._batch, value, again=True)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import datetime
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -57,6 +58,24 @@ def rendering() -> Iterator[Budget]:
         yield budget
     finally:
         _current.reset(token)
+
+
+_moment: contextvars.ContextVar[datetime.datetime | None] = contextvars.ContextVar("time shown", default=None)
+
+
+@contextlib.contextmanager
+def same_moment() -> Iterator[None]:
+    """Show the same time to all templates rendered within the block."""
+    token = _moment.set(datetime.datetime.now())
+    try:
+        yield
+    finally:
+        _moment.reset(token)
+
+
+def now() -> datetime.datetime:
+    """The time a template is shown."""
+    return _moment.get() or datetime.datetime.now()
 
 
 def spend(steps: int = 1, chars: int = 0) -> None:

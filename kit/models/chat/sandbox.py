@@ -7,7 +7,6 @@ makes a value (operators, methods, filters, literals) is measured, most of it be
 
 from __future__ import annotations
 
-import datetime
 import functools
 import json
 import re
@@ -22,7 +21,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-from kit.models.chat.limits import MAX_CHARS, MAX_ITEMS, LimitError, extent, joined, measured, require_chars, spend
+from kit.models.chat.limits import MAX_CHARS, MAX_ITEMS, LimitError, extent, joined, measured, now, require_chars, spend
 
 _NO_FILTERS = ("pprint", "random", "striptags", "urlize", "xmlattr")
 _NO_METHODS = frozenset(("encode", "expandtabs", "translate"))
@@ -163,7 +162,7 @@ def _raise(message: object) -> None:
 
 def _strftime_now(form: str) -> str:
     _check_format(str(form), ())
-    return datetime.datetime.now().strftime(form)
+    return now().strftime(form)
 
 
 def _to_json(

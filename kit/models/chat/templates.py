@@ -100,11 +100,8 @@ class ChatTemplate:
             TemplateError: what the template raises itself or may not do; names the template and the line.
             ArgumentError: a message that is none.
         """
-        plain = [_message(i, message) for i, message in enumerate(messages)]
-        if not plain:
-            raise ArgumentError("there are no messages; give at least one, as {'role': 'user', 'content': '...'}")
-        values = {key: _plain(value, key) for key, value in more.items()}
-        values |= {"messages": plain, "add_generation_prompt": bool(add_generation_prompt)}
+        values = plain_options(more)
+        values |= {"messages": plain_messages(messages), "add_generation_prompt": bool(add_generation_prompt)}
         values = {"bos_token": self.bos_token, "eos_token": self.eos_token} | values
         with rendering():
             try:
@@ -150,6 +147,23 @@ def special_texts(tokenizer: Tokenizer) -> dict[str, str]:
     """The names of a vocabulary's BOS and EOS tokens, as `ChatTemplate` takes them."""
     ids = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id}
     return {key: "" if token is None else tokenizer.token(token) for key, token in ids.items()}
+
+
+def plain_messages(messages: Iterable[Message]) -> list[dict[str, Any]]:
+    """Copies of messages, made of plain values; ArgumentError for what is none."""
+    if not isinstance(messages, Iterable):
+        raise ArgumentError(f"messages is {_short(messages)}; give a list of dicts")
+    plain = [_message(i, message) for i, message in enumerate(messages)]
+    if not plain:
+        raise ArgumentError("there are no messages; give at least one, as {'role': 'user', 'content': '...'}")
+    return plain
+
+
+def plain_options(more: Mapping[str, Any]) -> dict[str, Any]:
+    """Copies of what else a template reads, made of plain values."""
+    if "messages" in more:
+        raise ArgumentError("messages is given twice; the conversation is the first argument")
+    return {key: _plain(value, key) for key, value in more.items()}
 
 
 def _message(i: int, message: Any) -> dict[str, Any]:

@@ -264,6 +264,21 @@ GREEDY_TEMPLATES = [
     "{% set n = namespace(x=[1]) %}{% for i in range(99) %}{% set n.x = {1: n.x, 2: n.x} %}{% endfor %}{{ n.x }}",
     "{% set n = namespace(x=[1]) %}{% for i in range(99) %}{% set n.x = dict(a=n.x, b=n.x) %}{% endfor %}{{ n.x }}",
     "{% set n = namespace(x=[1]) %}{% for i in range(99) %}{% set n.x = n.x + n.x %}{% endfor %}",
+    "{{ ('a' * 10**6) | wordwrap(1) }}",
+    "{{ ('a' * 10**6) | list }}",
+    "{{ ('a' * 10**6) | select | list }}",
+    "{{ ('a' * 10**6).split('a') }}",
+    "{{ ('a ' * 10**6).split() }}",
+    "{{ ('\\n' * 10**6).splitlines() }}",
+    "{{ ('a' * 10**6).strip('b' * 10**5 + 'a') }}",
+    "{{ ('a' * 10**6) | trim('b' * 10**5 + 'a') }}",
+    "{{ ('a' * 10**7).rfind('b' + 'a' * 10**6) }}",
+    "{{ (('<!---->' * 10**6) | safe).striptags() }}",
+    "{{ ([[1]] * 10**5) | sum(start=[]) }}",
+    "{{ ('a' * 10**7) | replace('a', 'b' * 60) }}",
+    "{{ [10**4000] * 10**5 }}",
+    "{{ ('a ' * 10**6) | title }}",
+    "{{ ('a ' * 10**6) | wordcount }}",
     "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
     "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
     "{% for x in [1] recursive %}{{ loop([1]) }}{% endfor %}",
@@ -281,6 +296,16 @@ def test_a_template_that_takes_too_long_is_stopped(monkeypatch):
     monkeypatch.setattr(template_limits, "MAX_SECONDS", -1.0)
     with pytest.raises(kit.TemplateError, match=r"line 2: it takes more than -1 seconds"):
         kit.ChatTemplate("\n{{ 1 + 1 }}").render(HI)
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["{{ ('ab ' * 9000) | wordwrap(40) | length > 9000 }}", "{{ ('a\\n' * 9000).splitlines() | length == 9000 }}",
+     "{{ ('a b ' * 10**6).rsplit(' ', 1) | length == 2 }}", "{{ [1, 2] | map('string') | join == '12' }}",
+     "{{ [3, 1] | select | sort | first == 1 }}", "{{ messages | map(attribute='content') | sum(start=0) }}"],
+)  # fmt: skip
+def test_what_is_short_is_not_limited(source):
+    assert kit.ChatTemplate(source).render([{"role": "user", "content": True}]) in ("True", "1")
 
 
 def test_a_long_conversation_is_no_runaway():

@@ -316,7 +316,8 @@ def test_half_a_surrogate_pair_is_refused():
         ({"merges": None}, "merges"),
         ({"merges": ["t h", "th"]}, r"merges\[1\]"),
         ({"merges": ["t h e"]}, r"merges\[0\]"),
-        ({"merges": ["q q"]}, "merges"),
+        ({"merges": ["q q"]}, r"merges\[0\] is 'q q', but .*tokens has no 'qq'"),
+        ({"merges": ["t h", "<|im_start|> <|im_end|>"]}, r"merges\[1\]"),  # longer than any token
         ({"merges": [7]}, r"merges\[0\]"),
         ({"token_type": np.ones(3, np.int32)}, "token_type"),
         ({"token_type": ["x"]}, "token_type"),

@@ -323,6 +323,18 @@ def test_a_template_that_is_none_is_refused_with_its_line(source, line):
     assert isinstance(caught.value, kit.KitError) and isinstance(caught.value, ValueError)
 
 
+@pytest.mark.parametrize(("typed", "meant"), [("chatlm", "chatml"), ("llama-3", "llama3"), ("ChatML", "chatml")])
+def test_a_mistyped_form_is_no_prompt(typed, meant):
+    with pytest.raises(kit.TemplateError, match=f"no form '{typed}'; did you mean '{meant}'"):
+        kit.ChatTemplate(typed)
+
+
+def test_a_text_that_writes_no_message_is_no_template():
+    keys = vocabulary() | {"tokenizer.chat_template": "Hello!"}
+    with pytest.raises(kit.TemplateError, match=r"tokenizer\.chat_template of f\.gguf: there is no form 'Hello!'"):
+        kit.ChatTemplate.from_metadata(keys, Tokenizer.from_metadata(keys, "f.gguf"), "f.gguf")
+
+
 @pytest.mark.parametrize(
     "source", ["{{ " + "(" * 100_000 + ")" * 100_000 + " }}", "x" * (2 << 20), "{{ 1" + "+1" * 50_000]
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import traceback
 from collections.abc import Iterable, Mapping
@@ -36,7 +37,7 @@ class ChatTemplate:
         name: what messages call the template.
 
     Raises:
-        TemplateError: no jinja2 text; names the template and the line.
+        TemplateError: neither the name of a form nor jinja2 text; names the template and the line.
     """
 
     def __init__(self, source: str, *, bos_token: str = "", eos_token: str = "", name: str = "") -> None:
@@ -49,6 +50,8 @@ class ChatTemplate:
         self.eos_token = eos_token
         if len(self.source) > MAX_SOURCE:
             raise TemplateError(f"{self.name} has {len(self.source)} characters; {MAX_SOURCE} are the most")
+        if "{{" not in self.source and "{%" not in self.source:
+            raise TemplateError(_no_form(source, name))
         self._template = self._compiled()
 
     @classmethod
@@ -186,6 +189,16 @@ def _plain(value: Any, where: str, depth: int = 0) -> Any:
     if depth < _DEPTH and isinstance(value, (list, tuple)):
         return [_plain(item, f"{where}[{i}]", depth + 1) for i, item in enumerate(value)]
     raise ArgumentError(f"{where} is {_short(value)}; a template takes texts, numbers, lists and dicts, {_DEPTH} deep")
+
+
+def _no_form(source: str, name: str) -> str:
+    """What to say of a text without anything of jinja2: mostly the name of a form, mistyped."""
+    near = difflib.get_close_matches(source[:60].lower(), FORMS, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return (
+        f"{name + ': ' if name else ''}there is no form {_short(source)}; {hint}"
+        f"The forms are {', '.join(FORMS)}; the text of a template writes messages with {{{{ }}}}"
+    )
 
 
 def _short(value: object) -> str:

@@ -72,8 +72,9 @@ class Masks:
         self._signs = dict(zip(masked, _free(used, escapes), strict=False))
         if len(self._signs) < len(masked):
             raise ArgumentError("the messages use nearly all of Unicode's private use letters; leave some of them out")
-        self._letters = {shown: c for c, sign in self._signs.items() for shown in (sign, _escaped(sign))}
-        self._shown = re.compile("|".join(map(re.escape, self._letters))) if self._letters else None
+        self._letters = str.maketrans({sign: c for c, sign in self._signs.items()})
+        self._escapes = {_escaped(sign): c for c, sign in self._signs.items()}
+        self._escaped = re.compile("|".join(map(re.escape, self._escapes)))
         words = {c for name in names if all(map(str.isalnum, name)) for c in name}
         self._marks = {c: s for c, s in self._signs.items() if not c.isalnum() or words.intersection(_forms(c))}
 
@@ -99,7 +100,9 @@ class Masks:
 
     def undone(self, text: str) -> str:
         """The text with its letters back, in JSON's escapes too."""
-        return self._shown.sub(lambda found: self._letters[found[0]], text) if self._shown else text
+        if self._escapes and "\\u" in text:
+            text = self._escaped.sub(lambda found: self._escapes[found[0]], text)
+        return text.translate(self._letters)
 
     def _without_names(self, text: str) -> str:
         if self._names is None:

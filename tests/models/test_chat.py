@@ -120,6 +120,20 @@ def test_tokens_that_hang_on_the_letters_of_a_message_are_refused():
         chat_ids(TOKENIZER, template, [{"role": "user", "content": "the end"}])
 
 
+def test_a_name_that_merging_makes_of_text_is_refused():
+    keys = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>", "€", "a"],
+        "tokenizer.ggml.token_type": np.array([2, 3, 3, 3, 1], np.int32),
+        "tokenizer.ggml.scores": np.zeros(5, np.float32),
+    }
+    tokenizer = kit.Tokenizer.from_metadata(keys, "tiny.gguf")
+    template = kit.ChatTemplate("{{ messages[0].content ~ '€' }}")
+    assert chat_ids(tokenizer, template, [{"role": "user", "content": "a"}])[-2:] == [4, 3]
+    with pytest.raises(kit.ArgumentError, match="'€'"):
+        chat_ids(tokenizer, template, [{"role": "user", "content": "a€"}])
+
+
 def test_a_role_of_one_word_may_be_part_of_a_name():
     template = kit.ChatTemplate("{{ '<|' + messages[0].role + '|>' + messages[0].content }}")
     ids = chat_ids(TOKENIZER, template, [{"role": "im_end", "content": END}])

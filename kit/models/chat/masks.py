@@ -51,7 +51,7 @@ def told_apart(
             if found == own and masks.undone(masked) == text:
                 return tokenizer.encode(masked, add_special=False, unmask=masks.undone)
         if tokenizer.specials_in(text) == own:
-            return tokenizer.encode(text, add_special=False)
+            return tokenizer.encode(text, add_special=False, unmask=str)
     raise TemplateError(
         f"{template.name}: what the messages say decides which special tokens it writes, so those cannot be told from "
         "written text; take the names of special tokens out of the messages, or encode what render() gives yourself"

@@ -34,6 +34,7 @@ class Tokenizer:
         special = [(vocab.tokens[i], i) for i, kind in enumerate(vocab.types.tolist()) if kind in kinds]
         special.sort(key=lambda item: -len(item[0].encode("utf-8", "surrogateescape")))
         self._special = special
+        self._control = frozenset(i for _, i in special if vocab.types[i] == TokenType.CONTROL)
         self._user_defined = [(text, i) for text, i in special if vocab.types[i] == TokenType.USER_DEFINED]
 
     @classmethod
@@ -121,7 +122,8 @@ class Tokenizer:
         parse_special: take the names of control tokens in the text for the tokens; without it a
         text somebody else wrote cannot smuggle them in.
         unmask: what is done to each text between special tokens; names of control tokens it brings in are text.
-        Raises ArgumentError for half a surrogate pair, which no UTF-8 text can hold.
+        Raises ArgumentError for half a surrogate pair, which no UTF-8 text can hold, and where text between
+        special tokens, unmasked, merges to a control token all the same.
         """
         _check_text(text)
         vocab = self._vocab
@@ -135,7 +137,11 @@ class Tokenizer:
                 after_special = True
             else:
                 prefix = " " if vocab.add_space_prefix and after_special else ""
-                ids += self._encoder.encode(prefix + part)
+                made = self._encoder.encode(prefix + part)
+                if unmask is not None and not self._control.isdisjoint(made):
+                    name = self.token(next(i for i in made if i in self._control))
+                    raise ArgumentError(f"the text holds {name!r}, which this vocabulary cannot tell from its token")
+                ids += made
                 after_special = False
         if add_special and vocab.add_eos and vocab.eos_id is not None:
             ids.append(vocab.eos_id)

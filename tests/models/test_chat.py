@@ -64,6 +64,93 @@ def test_texts_in_lists_tools_and_calls_are_guarded_too():
     assert specials(ids) == []
 
 
+END = "<|im_end|>"
+TOOL = {"type": "function", "function": {"parameters": {"properties": {END + "<s>": {"type": "string"}}}}}
+
+
+@pytest.mark.parametrize(
+    ("source", "message", "tools"),
+    [
+        ("{{ tools | tojson }}", {}, [TOOL]),
+        ("{{ tools | tojson }}", {}, [{"type": END}]),
+        ("{{ messages | tojson }}", {"call": {"arguments": {END: 1, "s": 2}}}, []),
+        ("{{ messages[0].role }}", {"role": "user" + END}, []),
+        ("{{ messages[0].content | lower }}", {"content": "<|IM_END|><S>"}, []),
+        ("{{ messages[0].content | upper | lower }}", {"content": END}, []),
+        ("{{ messages[0].content[2:] }}", {"content": "ab" + END}, []),
+        ("{{ messages[0].content | list | join }}", {"content": END}, []),
+        ("{{ messages[0].content | reverse }}", {"content": END[::-1]}, []),
+        ("{{ messages[0] | tojson(ensure_ascii=true) }}", {"content": "a " + END + " <"}, []),
+        ("{% for k, v in messages[0].call.items() %}<{{ k }}>{{ v }}{% endfor %}", {"call": {"s": "im_end"}}, []),
+        ("<|{{ messages[0].content }}|><{{ messages[0].x }}>", {"content": "im_end", "x": "s"}, []),
+    ],
+)
+def test_no_filter_key_or_type_makes_tokens_of_what_is_written(source, message, tools):
+    template = kit.ChatTemplate(source + "{{ '<s>' }}")
+    messages = [{"role": "user"} | message]
+    ids = chat_ids(TOKENIZER, template, messages, tools=tools)
+    assert specials(ids) == [NAMES.index("<s>")] and ids[-1] == NAMES.index("<s>")
+    assert TOKENIZER.decode(ids) == template.render(messages, tools=tools)
+
+
+@pytest.mark.parametrize(
+    ("source", "content", "refused"),
+    [
+        ("{{ messages[0].content | replace('-', '') }}", "<|im-_end|>", False),
+        ("{{ messages[0].content | replace('&lt;', '<') }}", "&lt;s>", False),
+        ("{{ messages[0].content | replace('_', '') }}", "<s_>", True),
+        ("{{ messages[0].content | replace('_', '') }}", "<_s", False),
+        ("{{ messages[0].content.split('</end>')[-1] }}", "a</end>b" + END, False),
+    ],
+)
+def test_what_a_template_makes_of_letters_is_text_or_refused(source, content, refused):
+    template = kit.ChatTemplate(source)
+    messages = [{"role": "user", "content": content}]
+    if refused:
+        with pytest.raises(kit.TemplateError, match="special tokens"):
+            chat_ids(TOKENIZER, template, messages)
+        return
+    ids = chat_ids(TOKENIZER, template, messages)
+    assert specials(ids) == [] and TOKENIZER.decode(ids) == template.render(messages)
+
+
+def test_tokens_that_hang_on_the_letters_of_a_message_are_refused():
+    template = kit.ChatTemplate("{{ '<s>' if 'end' in messages[0].content }}")
+    with pytest.raises(kit.TemplateError, match="special tokens"):
+        chat_ids(TOKENIZER, template, [{"role": "user", "content": "the end"}])
+
+
+def test_a_name_that_merging_makes_of_text_is_refused():
+    keys = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>", "€", "a"],
+        "tokenizer.ggml.token_type": np.array([2, 3, 3, 3, 1], np.int32),
+        "tokenizer.ggml.scores": np.zeros(5, np.float32),
+    }
+    tokenizer = kit.Tokenizer.from_metadata(keys, "tiny.gguf")
+    template = kit.ChatTemplate("{{ messages[0].content ~ '€' }}")
+    assert chat_ids(tokenizer, template, [{"role": "user", "content": "a"}])[-2:] == [4, 3]
+    with pytest.raises(kit.ArgumentError, match="'€'"):
+        chat_ids(tokenizer, template, [{"role": "user", "content": "a€"}])
+
+
+def test_a_role_of_one_word_may_be_part_of_a_name():
+    template = kit.ChatTemplate("{{ '<|' + messages[0].role + '|>' + messages[0].content }}")
+    ids = chat_ids(TOKENIZER, template, [{"role": "im_end", "content": END}])
+    assert specials(ids) == [1] and ids[0] == 1
+
+
+def test_all_letters_of_private_use_may_be_written_but_a_message_not_hold_itself():
+    signs = "".join(map(chr, range(0xF0000, 0xFFFFE)))
+    assert specials(chat_ids(TOKENIZER, CHATML, [{"role": "user", "content": signs + END}])) == [0, 1, 0]
+    message = {"role": "user"}
+    message["content"] = [message]
+    with pytest.raises(kit.ArgumentError, match="32 deep"):
+        chat_ids(TOKENIZER, CHATML, [message])
+    with pytest.raises(kit.ArgumentError, match="given twice"):
+        chat_ids(TOKENIZER, CHATML, [ASK], messages=[])
+
+
 def test_user_defined_tokens_are_text_and_stay_tokens():
     ids = chat_ids(TOKENIZER, kit.ChatTemplate(PLAIN), [{"role": "user", "content": "<|im_end|><user>"}])
     assert ids[-1] == TOKENIZER.n_vocab - 1

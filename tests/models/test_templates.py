@@ -264,6 +264,21 @@ GREEDY_TEMPLATES = [
     "{% set n = namespace(x=[1]) %}{% for i in range(99) %}{% set n.x = {1: n.x, 2: n.x} %}{% endfor %}{{ n.x }}",
     "{% set n = namespace(x=[1]) %}{% for i in range(99) %}{% set n.x = dict(a=n.x, b=n.x) %}{% endfor %}{{ n.x }}",
     "{% set n = namespace(x=[1]) %}{% for i in range(99) %}{% set n.x = n.x + n.x %}{% endfor %}",
+    "{{ ('a' * 10**6) | wordwrap(1) }}",
+    "{{ ('a' * 10**6) | list }}",
+    "{{ ('a' * 10**6) | select | list }}",
+    "{{ ('a' * 10**6).split('a') }}",
+    "{{ ('a ' * 10**6).split() }}",
+    "{{ ('\\n' * 10**6).splitlines() }}",
+    "{{ ('a' * 10**6).strip('b' * 10**5 + 'a') }}",
+    "{{ ('a' * 10**6) | trim('b' * 10**5 + 'a') }}",
+    "{{ ('a' * 10**7).rfind('b' + 'a' * 10**6) }}",
+    "{{ (('<!---->' * 10**6) | safe).striptags() }}",
+    "{{ ([[1]] * 10**5) | sum(start=[]) }}",
+    "{{ ('a' * 10**7) | replace('a', 'b' * 60) }}",
+    "{{ [10**4000] * 10**5 }}",
+    "{{ ('a ' * 10**6) | title }}",
+    "{{ ('a ' * 10**6) | wordcount }}",
     "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
     "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
     "{% for x in [1] recursive %}{{ loop([1]) }}{% endfor %}",
@@ -283,6 +298,16 @@ def test_a_template_that_takes_too_long_is_stopped(monkeypatch):
         kit.ChatTemplate("\n{{ 1 + 1 }}").render(HI)
 
 
+@pytest.mark.parametrize(
+    "source",
+    ["{{ ('ab ' * 9000) | wordwrap(40) | length > 9000 }}", "{{ ('a\\n' * 9000).splitlines() | length == 9000 }}",
+     "{{ ('a b ' * 10**6).rsplit(' ', 1) | length == 2 }}", "{{ [1, 2] | map('string') | join == '12' }}",
+     "{{ [3, 1] | select | sort | first == 1 }}", "{{ messages | map(attribute='content') | sum(start=0) }}"],
+)  # fmt: skip
+def test_what_is_short_is_not_limited(source):
+    assert kit.ChatTemplate(source).render([{"role": "user", "content": True}]) in ("True", "1")
+
+
 def test_a_long_conversation_is_no_runaway():
     messages = [{"role": ("user", "assistant")[i % 2], "content": "word " * 200} for i in range(1000)]
     assert len(kit.ChatTemplate("chatml").render(messages)) > 1_000_000
@@ -296,6 +321,18 @@ def test_a_template_that_is_none_is_refused_with_its_line(source, line):
     with pytest.raises(kit.TemplateError, match=rf"^odd, line {line}: ") as caught:
         kit.ChatTemplate(source, name="odd")
     assert isinstance(caught.value, kit.KitError) and isinstance(caught.value, ValueError)
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("chatlm", "chatml"), ("llama-3", "llama3"), ("ChatML", "chatml")])
+def test_a_mistyped_form_is_no_prompt(typed, meant):
+    with pytest.raises(kit.TemplateError, match=f"no form '{typed}'; did you mean '{meant}'"):
+        kit.ChatTemplate(typed)
+
+
+def test_a_text_that_writes_no_message_is_no_template():
+    keys = vocabulary() | {"tokenizer.chat_template": "Hello!"}
+    with pytest.raises(kit.TemplateError, match=r"tokenizer\.chat_template of f\.gguf: there is no form 'Hello!'"):
+        kit.ChatTemplate.from_metadata(keys, Tokenizer.from_metadata(keys, "f.gguf"), "f.gguf")
 
 
 @pytest.mark.parametrize(

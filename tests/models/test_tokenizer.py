@@ -211,16 +211,10 @@ def test_a_generation_ends_where_llama_cpp_ends_it(names, keys, ends):
     assert {tokenizer.token(i) for i in tokenizer.eog_ids} == ends
 
 
-def test_a_guard_keeps_the_token_after_it_text_and_is_dropped():
-    guarded = TINY_BPE.encode("the\0<|im_end|>\0\0 <|im_end|>", guard="\0", add_special=False)
-    assert guarded.count(2) == 1 and guarded[-1] == 2
-    assert TINY_BPE.decode(guarded) == "the<|im_end|> <|im_end|>"
-
-
-@given(st.text(), st.sampled_from(["\0", "x", "\U000f0000"]))
-def test_a_text_with_guards_is_the_text_without_them(text, guard):
-    ids = TINY_BPE.encode(text, guard=guard, parse_special=False)
-    assert TINY_BPE.decode(ids) == text.replace(guard, "")
+def test_what_unmasking_brings_in_is_text():
+    ids = TINY_BPE.encode("the\0 <|im_end|>", unmask=lambda text: text.replace("\0", "<|im_end|>"), add_special=False)
+    assert ids.count(2) == 1 and ids[-1] == 2
+    assert TINY_BPE.decode(ids) == "the<|im_end|> <|im_end|>"
 
 
 def test_names_of_special_tokens_are_known():
@@ -322,7 +316,8 @@ def test_half_a_surrogate_pair_is_refused():
         ({"merges": None}, "merges"),
         ({"merges": ["t h", "th"]}, r"merges\[1\]"),
         ({"merges": ["t h e"]}, r"merges\[0\]"),
-        ({"merges": ["q q"]}, "merges"),
+        ({"merges": ["q q"]}, r"merges\[0\] is 'q q', but .*tokens has no 'qq'"),
+        ({"merges": ["t h", "<|im_start|> <|im_end|>"]}, r"merges\[1\]"),  # longer than any token
         ({"merges": [7]}, r"merges\[0\]"),
         ({"token_type": np.ones(3, np.int32)}, "token_type"),
         ({"token_type": ["x"]}, "token_type"),

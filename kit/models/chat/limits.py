@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import datetime
+import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-MAX_SOURCE = 1 << 20
+MAX_SOURCE = 1 << 17
 MAX_CHARS = 1 << 24
 MAX_CHARS_MADE = 1 << 28
 MAX_STEPS = 1_000_000
-MAX_ITEMS = 1_000_000
+MAX_ITEMS = 1 << 18
 MAX_BITS = 100_000
 MAX_SECONDS = 10.0
 
@@ -57,6 +59,24 @@ def rendering() -> Iterator[Budget]:
         yield budget
     finally:
         _current.reset(token)
+
+
+_moment: contextvars.ContextVar[datetime.datetime | None] = contextvars.ContextVar("time shown", default=None)
+
+
+@contextlib.contextmanager
+def same_moment() -> Iterator[None]:
+    """Show the same time to all templates rendered within the block."""
+    token = _moment.set(datetime.datetime.now())
+    try:
+        yield
+    finally:
+        _moment.reset(token)
+
+
+def now() -> datetime.datetime:
+    """The time a template is shown."""
+    return _moment.get() or datetime.datetime.now()
 
 
 def spend(steps: int = 1, chars: int = 0) -> None:
@@ -106,6 +126,8 @@ def extent(value: Any) -> Extent:
         deepest = max(deepest, depth)
         if isinstance(item, str):
             n_chars += len(item)
+        elif isinstance(item, int):
+            n_chars += item.bit_length() // 3  # about its digits
         elif isinstance(item, dict):
             waiting += [(part, depth + 1) for pair in item.items() for part in pair]
         elif isinstance(item, (list, tuple, set)):
@@ -114,6 +136,14 @@ def extent(value: Any) -> Extent:
             raise LimitError(f"it makes a list of more than {MAX_ITEMS} values")
         require_chars(n_chars)
     return Extent(n_items, n_chars, deepest)
+
+
+def listed(values: Iterable[Any]) -> list[Any]:
+    """A list of what is made one by one; LimitError as soon as it is too long."""
+    made = list(itertools.islice(values, MAX_ITEMS + 1))
+    if len(made) > MAX_ITEMS:
+        raise LimitError(f"it makes a list of more than {MAX_ITEMS} values")
+    return made
 
 
 def joined(pieces: Sequence[str], between: str = "") -> str:

@@ -2,12 +2,12 @@
 
 Templates come with model files, so they are untrusted. jinja2's immutable sandbox keeps them away from
 attributes; what they may use of memory and time is bounded here: loops and calls count steps, and whatever
-makes a value (operators, methods, filters, literals) is measured, most of it before the value is made.
+makes a value (operators, methods, filters, literals) is measured, most of it before the value is made. The clock
+is looked at between calls; `texts` keeps each of them short.
 """
 
 from __future__ import annotations
 
-import datetime
 import functools
 import json
 import re
@@ -22,10 +22,25 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-from kit.models.chat.limits import MAX_CHARS, MAX_ITEMS, LimitError, extent, joined, measured, require_chars, spend
+from kit.models.chat.limits import (
+    MAX_CHARS,
+    MAX_ITEMS,
+    LimitError,
+    extent,
+    joined,
+    listed,
+    measured,
+    now,
+    require_chars,
+    spend,
+)
+from kit.models.chat.texts import check_method, check_replaced, check_subject
 
 _NO_FILTERS = ("pprint", "random", "striptags", "urlize", "xmlattr")
-_NO_METHODS = frozenset(("encode", "expandtabs", "translate"))
+_NO_METHODS = frozenset(("encode", "expandtabs", "striptags", "translate", "unescape"))
+_LAZY = frozenset(("first", "map", "reject", "rejectattr", "select", "selectattr"))
+_LISTING = frozenset(("join", "list", "sort", "unique"))
+_WHOLE = (str, dict, list, tuple)
 # A field of five digits, or one whose width comes from a value.
 _WIDE_FIELD = re.compile(r"%(\([^)]*\))?[^a-zA-Z%]*(\d{5}|\*)|\{[^{}]*(\d{5}|\{)")
 
@@ -78,7 +93,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         method = getattr(__obj, "__wrapped__", __obj)  # jinja2 wraps str.format
         owner = getattr(method, "__self__", None)
         if isinstance(owner, str):
-            args = tuple(list(arg) if isinstance(arg, Iterator) else arg for arg in args)
+            args = tuple(listed(arg) if isinstance(arg, Iterator) else arg for arg in args)
             _check_text_call(str(getattr(method, "__name__", "")), owner, args, kwargs)
         spend()
         return measured(super().call(__context, __obj, *args, **kwargs))
@@ -163,7 +178,7 @@ def _raise(message: object) -> None:
 
 def _strftime_now(form: str) -> str:
     _check_format(str(form), ())
-    return datetime.datetime.now().strftime(form)
+    return now().strftime(form)
 
 
 def _to_json(
@@ -175,7 +190,7 @@ def _to_json(
 ) -> str:
     """JSON as Hugging Face's templates expect it: letters as they are, no HTML escapes."""
     if isinstance(value, Iterator):
-        value = list(value)
+        value = listed(value)
     if indent is not None:
         if not isinstance(indent, int) or not 0 <= indent <= 64:
             raise LimitError(f"tojson indents by {indent!r}; 0 to 64 are allowed")
@@ -192,9 +207,11 @@ def _limited(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         spend()
         n_given = 1 if hasattr(function, "jinja_pass_arg") else 0
         given = list(args)
-        for i in range(n_given, len(given)):
-            if name in ("join", "list", "sort", "unique") and isinstance(given[i], Iterable) and i == n_given:
-                given[i] = measured(given[i] if isinstance(given[i], (str, dict, list, tuple)) else list(given[i]))
+        if len(given) > n_given and name not in _LAZY and not isinstance(given[n_given], _WHOLE):
+            if isinstance(given[n_given], Iterator) or (name in _LISTING and isinstance(given[n_given], Iterable)):
+                given[n_given] = measured(listed(given[n_given]))
+        elif len(given) > n_given and name in _LISTING:
+            measured(given[n_given])
         _check_filter(name, given[n_given:], kwargs)
         return measured(function(*given, **kwargs))
 
@@ -206,8 +223,11 @@ def _check_filter(name: str, args: list[Any], kwargs: dict[str, Any]) -> None:
     _check_widths(numbers, MAX_ITEMS if name in ("batch", "slice") else MAX_CHARS)
     texts = [value for value in (*args[1:], *kwargs.values()) if isinstance(value, str)]
     subject = args[0] if args else ""
+    check_subject(name, subject, args[1:], kwargs)
     n_fill = max([0, *map(len, texts), *numbers])
-    if name in ("indent", "replace", "wordwrap"):
+    if name == "replace" and len(texts) >= 2:
+        check_replaced(str(subject), texts[0], texts[1])
+    elif name in ("indent", "wordwrap"):
         require_chars((len(str(subject)) + 1) * (1 + n_fill) if n_fill > 64 else 0)
     elif name == "join" and isinstance(subject, (list, tuple, dict, str)):
         require_chars(len(subject) * n_fill)
@@ -219,9 +239,10 @@ def _check_filter(name: str, args: list[Any], kwargs: dict[str, Any]) -> None:
 
 def _check_text_call(name: str, owner: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     given = (*args, *kwargs.values())
+    check_method(name, owner, args, kwargs)
     _check_widths([value for value in given if isinstance(value, int)], MAX_CHARS)
     if name == "replace" and len(args) >= 2 and isinstance(args[0], str) and isinstance(args[1], str):
-        require_chars(len(owner) + owner.count(args[0]) * len(args[1]))
+        check_replaced(owner, args[0], args[1])
     elif name == "join" and args and hasattr(args[0], "__len__"):
         require_chars(len(args[0]) * len(owner) + extent(args[0]).n_chars)
     elif name in ("format", "format_map"):

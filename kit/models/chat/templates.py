@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import traceback
 from collections.abc import Iterable, Mapping
@@ -36,7 +37,7 @@ class ChatTemplate:
         name: what messages call the template.
 
     Raises:
-        TemplateError: no jinja2 text; names the template and the line.
+        TemplateError: neither the name of a form nor jinja2 text; names the template and the line.
     """
 
     def __init__(self, source: str, *, bos_token: str = "", eos_token: str = "", name: str = "") -> None:
@@ -49,6 +50,8 @@ class ChatTemplate:
         self.eos_token = eos_token
         if len(self.source) > MAX_SOURCE:
             raise TemplateError(f"{self.name} has {len(self.source)} characters; {MAX_SOURCE} are the most")
+        if "{{" not in self.source and "{%" not in self.source:
+            raise TemplateError(_no_form(source, name))
         self._template = self._compiled()
 
     @classmethod
@@ -100,11 +103,8 @@ class ChatTemplate:
             TemplateError: what the template raises itself or may not do; names the template and the line.
             ArgumentError: a message that is none.
         """
-        plain = [_message(i, message) for i, message in enumerate(messages)]
-        if not plain:
-            raise ArgumentError("there are no messages; give at least one, as {'role': 'user', 'content': '...'}")
-        values = {key: _plain(value, key) for key, value in more.items()}
-        values |= {"messages": plain, "add_generation_prompt": bool(add_generation_prompt)}
+        values = plain_options(more)
+        values |= {"messages": plain_messages(messages), "add_generation_prompt": bool(add_generation_prompt)}
         values = {"bos_token": self.bos_token, "eos_token": self.eos_token} | values
         with rendering():
             try:
@@ -152,6 +152,23 @@ def special_texts(tokenizer: Tokenizer) -> dict[str, str]:
     return {key: "" if token is None else tokenizer.token(token) for key, token in ids.items()}
 
 
+def plain_messages(messages: Iterable[Message]) -> list[dict[str, Any]]:
+    """Copies of messages, made of plain values; ArgumentError for what is none."""
+    if not isinstance(messages, Iterable):
+        raise ArgumentError(f"messages is {_short(messages)}; give a list of dicts")
+    plain = [_message(i, message) for i, message in enumerate(messages)]
+    if not plain:
+        raise ArgumentError("there are no messages; give at least one, as {'role': 'user', 'content': '...'}")
+    return plain
+
+
+def plain_options(more: Mapping[str, Any]) -> dict[str, Any]:
+    """Copies of what else a template reads, made of plain values."""
+    if "messages" in more:
+        raise ArgumentError("messages is given twice; the conversation is the first argument")
+    return {key: _plain(value, key) for key, value in more.items()}
+
+
 def _message(i: int, message: Any) -> dict[str, Any]:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise ArgumentError(
@@ -172,6 +189,16 @@ def _plain(value: Any, where: str, depth: int = 0) -> Any:
     if depth < _DEPTH and isinstance(value, (list, tuple)):
         return [_plain(item, f"{where}[{i}]", depth + 1) for i, item in enumerate(value)]
     raise ArgumentError(f"{where} is {_short(value)}; a template takes texts, numbers, lists and dicts, {_DEPTH} deep")
+
+
+def _no_form(source: str, name: str) -> str:
+    """What to say of a text without anything of jinja2: mostly the name of a form, mistyped."""
+    near = difflib.get_close_matches(source[:60].lower(), FORMS, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return (
+        f"{name + ': ' if name else ''}there is no form {_short(source)}; {hint}"
+        f"The forms are {', '.join(FORMS)}; the text of a template writes messages with {{{{ }}}}"
+    )
 
 
 def _short(value: object) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import re
+import reprlib
 from typing import Protocol
 
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
@@ -33,6 +34,7 @@ class BpeEncoder:
         hole = "\0"
         while hole in vocab.ids:
             hole += "\0"
+        self._require_joinable(vocab)
         try:
             model = models.BPE(
                 vocab={**vocab.ids, hole: self._hole},
@@ -46,6 +48,17 @@ class BpeEncoder:
         cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in vocab.pre.patterns]
         letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         self._tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*cuts, letters])
+
+    @staticmethod
+    def _require_joinable(vocab: Vocabulary) -> None:
+        """The library panics, which is no Exception, where a merge is longer than the longest token."""
+        for i, (left, right) in enumerate(vocab.merges):
+            if not (left in vocab.ids and right in vocab.ids and left + right in vocab.ids):
+                lacking = next(part for part in (left, right, left + right) if part not in vocab.ids)
+                raise GGUFError(
+                    f"{vocab.source}: {KEY}merges[{i}] is {reprlib.repr(f'{left} {right}')}, but {KEY}tokens has no "
+                    f"{reprlib.repr(lacking)}; merges join two tokens to a third"
+                )
 
     def encode(self, text: str) -> list[int]:
         """Ids of the text; bytes the vocabulary has no letter for are dropped, as in llama.cpp."""

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import codecs
 import os
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from kit.errors import ArgumentError
@@ -35,6 +34,7 @@ class Tokenizer:
         special = [(vocab.tokens[i], i) for i, kind in enumerate(vocab.types.tolist()) if kind in kinds]
         special.sort(key=lambda item: -len(item[0].encode("utf-8", "surrogateescape")))
         self._special = special
+        self._control = frozenset(i for _, i in special if vocab.types[i] == TokenType.CONTROL)
         self._user_defined = [(text, i) for text, i in special if vocab.types[i] == TokenType.USER_DEFINED]
 
     @classmethod
@@ -104,14 +104,26 @@ class Tokenizer:
         """Whether the token steers the model and is no text of its own (control or unknown)."""
         return int(self._vocab.types[self._checked(token)]) in (TokenType.CONTROL, TokenType.UNKNOWN)
 
-    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True, guard: str = "") -> list[int]:
+    def specials_in(self, text: str) -> list[int]:
+        """Ids of the special tokens whose names stand in a text, in order, as encode cuts them out."""
+        return [part for part in self._cut(text, self._special) if isinstance(part, int) and self.is_special(part)]
+
+    def encode(
+        self,
+        text: str,
+        *,
+        add_special: bool = True,
+        parse_special: bool = True,
+        unmask: Callable[[str], str] | None = None,
+    ) -> list[int]:
         """Ids of a text.
 
         add_special: put BOS first and EOS last where the file asks for them.
         parse_special: take the names of control tokens in the text for the tokens; without it a
         text somebody else wrote cannot smuggle them in.
-        guard: a character that is dropped from the text; a control token right after it is text.
-        Raises ArgumentError for half a surrogate pair, which no UTF-8 text can hold.
+        unmask: what is done to each text between special tokens; names of control tokens it brings in are text.
+        Raises ArgumentError for half a surrogate pair, which no UTF-8 text can hold, and where text between
+        special tokens, unmasked, merges to a control token all the same.
         """
         _check_text(text)
         vocab = self._vocab
@@ -119,13 +131,17 @@ class Tokenizer:
         if add_special and vocab.add_bos and vocab.bos_id is not None:
             ids.append(vocab.bos_id)
         after_special = True
-        for part in self._parts(text, parse_special, guard):
+        for part in self._parts(text, parse_special, unmask):
             if isinstance(part, int):
                 ids.append(part)
                 after_special = True
             else:
                 prefix = " " if vocab.add_space_prefix and after_special else ""
-                ids += self._encoder.encode(prefix + part)
+                made = self._encoder.encode(prefix + part)
+                if unmask is not None and not self._control.isdisjoint(made):
+                    name = self.token(next(i for i in made if i in self._control))
+                    raise ArgumentError(f"the text holds {name!r}, which this vocabulary cannot tell from its token")
+                ids += made
                 after_special = False
         if add_special and vocab.add_eos and vocab.eos_id is not None:
             ids.append(vocab.eos_id)
@@ -165,17 +181,17 @@ class Tokenizer:
             raise ArgumentError(f"token id {token} is not one of the ids 0 to {self.n_vocab - 1}")
         return int(token)
 
-    def _parts(self, text: str, parse_special: bool, guard: str) -> list[str | int]:
-        if not guard or guard not in text:
+    def _parts(self, text: str, parse_special: bool, unmask: Callable[[str], str] | None) -> list[str | int]:
+        if unmask is None:
             return self._cut(text, self._special if parse_special else self._user_defined)
         parts: list[str | int] = []
-        for part in self._cut(text, self._special if parse_special else [], guard):
-            parts += [part] if isinstance(part, int) else self._cut(part.replace(guard, ""), self._user_defined)
+        for part in self._cut(text, self._special if parse_special else []):
+            parts += [part] if isinstance(part, int) else self._cut(unmask(part), self._user_defined)
         return parts
 
     @staticmethod
-    def _cut(text: str, special: list[tuple[str, int]], guard: str = "") -> list[str | int]:
-        """Cut special tokens out of the text, the longest first, wherever they stand but after a guard."""
+    def _cut(text: str, special: list[tuple[str, int]]) -> list[str | int]:
+        """Cut special tokens out of the text, the longest first, wherever they stand."""
         parts: list[str | int] = [text] if text else []
         for name, token in special:
             if name not in text:
@@ -185,8 +201,7 @@ class Tokenizer:
                 if isinstance(part, int) or name not in part:
                     cut.append(part)
                     continue
-                pieces = re.split(f"(?<!{guard}){re.escape(name)}", part) if guard else part.split(name)
-                for i, piece in enumerate(pieces):
+                for i, piece in enumerate(part.split(name)):
                     cut += [token] if i else []
                     cut += [piece] if piece else []
             parts = cut

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
+
+from kit.core.libraries import backends_folder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,5 +25,15 @@ class Setting:
     plain: bool = True
 
 
-OURS: tuple[Setting, ...] = (Setting("default"),)
+def _built() -> Iterator[Setting]:
+    """Yield the setting with a ggml made for this machine, where `kit backend build cpu` has made one."""
+    if (backends_folder() / "cpu").is_dir():
+        yield Setting("native build", env={"KIT_BACKEND": "cpu"}, plain=False)
+
+
+OURS: tuple[Setting, ...] = (
+    Setting("as in the file", load={"prepare": "none"}, env={"KIT_BACKEND": "wheel"}),
+    Setting("default", env={"KIT_BACKEND": "wheel"}, plain=False),
+    *_built(),
+)
 """Each takes part in every comparison."""

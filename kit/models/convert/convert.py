@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from kit.models.convert.tensors import plan_tensors
 from kit.models.convert.types import Target, file_type, target_type
 from kit.models.convert.vocab import read_vocab
 from kit.models.convert.write import write
+from kit.models.files.replace import place_for
 from kit.units import bytes_text, shape_text
 
 
@@ -101,7 +101,7 @@ def convert(
         ConversionError: a file contradicts itself, or reading or writing failed; file, tensor and byte named.
         DTypeError: no type weights can be converted to.
     """
-    folder, target, wanted = Path(source), _target(out), target_type(dtype)
+    folder, target, wanted = Path(source), place_for(out, ConversionError), target_type(dtype)
     if n_threads is not None and n_threads < 1:
         raise ArgumentError(f"n_threads is {n_threads}; expected at least 1")
     if folder.is_file():
@@ -151,16 +151,6 @@ def _result(target: Path, wanted: Target, tensors: Sequence[PlannedTensor], skip
         for item in tensors
     )
     return Conversion(target, wanted.name, target.stat().st_size, tuple(rows), tuple(skipped))
-
-
-def _target(out: str | os.PathLike[str]) -> Path:
-    """Return where to write, links followed; raise ConversionError where no file can be."""
-    path = Path(os.path.realpath(out))
-    if not path.parent.is_dir():
-        raise ConversionError(f"{path}: there is no folder {path.parent}")
-    if path.exists() and not stat.S_ISREG(path.stat().st_mode):
-        raise ConversionError(f"{path} is there already and is no regular file")
-    return path
 
 
 def _header_writer(

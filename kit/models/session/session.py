@@ -168,8 +168,10 @@ class Session(Timeline):
     def save(self, path: str | os.PathLike[str]) -> int:
         """Write tokens and cache to a file, for `restore`; return its size in bytes.
 
+        A link is followed; what is there and no regular file (a device, a pipe) is left alone.
+
         Raises:
-            OSError: it cannot be written; a file that was there before stays as it was.
+            StateFileError (an OSError): it cannot be written; a file that was there before stays as it was.
         """
         from kit.models.cache.saved_state import save
 
@@ -179,7 +181,8 @@ class Session(Timeline):
         """Go on from what `save` wrote; what the session held before is forgotten.
 
         Raises:
-            StateError: no such file of this model; the session is as before. CacheFull: it holds more than n_ctx.
+            StateError: no such file of this model, or no file (StateNotFound); the session is as before.
+            CacheFull: it holds more than n_ctx.
         """
         from kit.models.cache.saved_state import restore
 

@@ -242,6 +242,16 @@ def test_what_is_alike_in_every_layer_may_be_given_per_layer(path):
         assert (model.config.n_head, model.config.n_head_kv) == (4, 2)
 
 
+@pytest.mark.parametrize("window", [2**31 - 1, 2**31, 2**32 - 1])
+def test_a_window_wider_than_any_text_leaves_nothing_out(path, window):
+    tiny.write(path, tiny.Tiny())
+    with kit.load(path, n_threads=1) as model, model.session(n_ctx=8) as session:
+        expected = session.run([1, 2, 3]).logits
+    tiny.write(path, tiny.Tiny(), attention__sliding_window=window)
+    with kit.load(path, n_threads=1) as model, model.session(n_ctx=8) as session:
+        assert np.array_equal(session.run([1, 2, 3]).logits, expected)
+
+
 def test_keys_that_change_nothing_are_no_hindrance(path):
     harmless = {"vocab_size": 264, "tensor_data_layout": "Meta AI original pth", "logit_scale": 1.0, "expert_count": 0}
     tiny.write(path, tiny.Tiny(), **harmless, rope__scaling__finetuned=1, attention__sliding_window=0)

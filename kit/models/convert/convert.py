@@ -93,7 +93,7 @@ def convert(
             and why.
         progress: show a bar.
         n_threads: how many threads convert; a few slabs of half a million elements each are in memory at a time.
-        ignore: unknown fields of config.json that are known not to matter.
+        ignore: fields that are known not to matter: unknown ones of config.json, ids of tokens, chat_template.
 
     Raises:
         ModelNotFound: no such folder, or a file is missing from it.
@@ -124,6 +124,7 @@ def _from_gguf(path: Path, target: Path, wanted: Target, progress: bool, n_threa
 def _from_folder(
     folder: Path, target: Path, wanted: Target, progress: bool, n_threads: int | None, ignore: Iterable[str]
 ) -> Conversion:
+    ignore = frozenset(ignore)
     config = read_config(folder, ignore)
     with Checkpoint(folder) as checkpoint:
         tensors, skipped = plan_tensors(checkpoint, config, wanted)
@@ -133,7 +134,7 @@ def _from_folder(
             "general.file_type": file_type(wanted),
             "general.quantization_version": gguf.GGML_QUANT_VERSION,
             **{f"{config.architecture}.{key}": value for key, value in config.metadata.items()},
-            **read_vocab(folder, config.n_vocab, config.token_ids),
+            **read_vocab(folder, config.n_vocab, config.token_ids, ignore),
         }
         write(
             target,

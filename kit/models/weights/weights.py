@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 
+from kit.checks import whole
 from kit.core.backend import Backend
 from kit.core.context import Context
 from kit.core.gguf import GGUFFile, TensorInfo
 from kit.core.interrupts import uninterrupted
 from kit.core.native import ffi, lib
 from kit.core.tensor import Tensor
-from kit.errors import ArgumentError
 from kit.models.weights import sections
 from kit.models.weights.mapping import MappedFile
 from kit.models.weights.read_trace import ReadTrace
@@ -127,9 +127,7 @@ class Weights(Mapping[str, Tensor]):
 def _check_readers(readers: int | None) -> int:
     if readers is None:
         return READERS
-    if isinstance(readers, bool) or not isinstance(readers, int) or not 1 <= readers <= MAX_READERS:
-        raise ArgumentError(f"readers is {readers!r}; give 1 to {MAX_READERS}, or None for {READERS}")
-    return readers
+    return whole("readers", readers, 1, MAX_READERS)
 
 
 def _address(tensor: Tensor) -> int:

@@ -48,10 +48,11 @@ def _tell(ctx: click.Context, error: Exception) -> None:
 
 def _drop_output() -> None:
     """What could not be written, and Python would try to write once more as it ends, goes nowhere."""
-    if sys.stdout is sys.__stdout__:
+    stdout = sys.__stdout__
+    if stdout is not None and sys.stdout is stdout:
         with contextlib.suppress(OSError, ValueError):
             nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, sys.stdout.fileno())
+            os.dup2(nowhere, stdout.fileno())
             os.close(nowhere)
 
 

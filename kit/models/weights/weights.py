@@ -12,6 +12,7 @@ from kit.core.gguf import GGUFFile, TensorInfo
 from kit.core.interrupts import uninterrupted
 from kit.core.native import ffi, lib
 from kit.core.tensor import Tensor
+from kit.errors import GgmlAbort
 from kit.models.weights import sections
 from kit.models.weights.mapping import MappedFile
 from kit.models.weights.read_trace import ReadTrace
@@ -100,6 +101,11 @@ class Weights(Mapping[str, Tensor]):
     def nbytes(self) -> int:
         """Bytes of all weights."""
         return sum(tensor.nbytes for tensor in self._tensors.values())
+
+    def explained(self, error: GgmlAbort) -> GgmlAbort:
+        """Return ``error`` with the mapped files that became shorter since they were opened, or as it is."""
+        shrank = [said for mapped in self._mapped_files if (said := mapped.shrank())]
+        return GgmlAbort(f"{error}; {', '.join(shrank)}: load the model again") if shrank else error
 
     def __getitem__(self, name: str) -> Tensor:
         return self._tensors[name]

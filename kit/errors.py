@@ -110,6 +110,17 @@ class StateError(KitError, ValueError):
     """A saved session is not what it claims, or is another model's; names the path and what is wrong."""
 
 
+class StateFileError(StateError, OSError):
+    """A saved session cannot be written or read; names the path and what the system said."""
+
+    def __str__(self) -> str:  # OSError would show its errno instead of the message
+        return str(self.args[0])
+
+
+class StateNotFound(StateFileError, FileNotFoundError):
+    """There is no file where a saved session was looked for."""
+
+
 class FetchError(KitError, ConnectionError):
     """A file could not be fetched or did not match its checksum."""
 

@@ -255,6 +255,14 @@ def test_an_interrupt_ends_the_answer_and_not_the_chat(demo_model_path: pathlib.
         started.communicate()
 
 
+def test_output_that_cannot_be_written_is_said_in_a_line(tiny_file: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """A limit of no bytes a file stands for a full disk."""
+    command = f'ulimit -f 0; exec "{KIT}" gguf "{tiny_file}" --json > "{tmp_path / "out"}"'
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1
+    assert done.stderr == "kit: [Errno 27] File too large\n"
+
+
 @pytest.mark.model
 def test_step_by_block_and_by_stage(demo_model_path: pathlib.Path) -> None:
     args = ("step", demo_model_path, "The capital of France is", "--n-ctx", 64, "-t", 1)

@@ -14,6 +14,7 @@ ROOMS = {
     "errors": -1,
     "units": 0,
     "log": 0,
+    "checks": 0,
     "tables": 0,
     "files": 0,
     "progress": -1,

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
+from kit.checks import whole
 from kit.core import ledger
 from kit.core.buffer import refuse_impossible
 from kit.core.compute import compute_graph, compute_scheduled, default_threads, running, turn
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 #: Beyond this many nodes on a lone CPU the scheduler's tables (about 20 KB of address space a node)
 #: cost more than they are worth, and the graph gets an allocator of its own.
 LARGE_GRAPH = 65_536
+MAX_THREADS = 512
 
 
 class Backend:
@@ -40,9 +42,10 @@ class Backend:
         n_threads: int | None = None,
         n_threads_batch: int | None = None,
     ) -> None:
-        for what, given in (("n_threads", n_threads), ("n_threads_batch", n_threads_batch)):
-            if given is not None and not (isinstance(given, int) and 1 <= given <= 512):
-                raise ArgumentError(f"{what} is {given!r}; give 1 to 512")
+        n_threads, n_threads_batch = (
+            None if given is None else whole(name, given, 1, MAX_THREADS)
+            for name, given in (("n_threads", n_threads), ("n_threads_batch", n_threads_batch))
+        )
         if isinstance(devices, str) or not isinstance(devices, (Sequence, type(None))):
             raise ArgumentError(f"devices is {devices!r}; give a list of names as kit.devices() has them")
         self.n_threads = n_threads or default_threads()

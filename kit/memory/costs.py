@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from kit.checks import is_whole, whole
 from kit.core.buffer import Buffer, refuse_impossible
 from kit.core.devices import device_handle, device_handles
 from kit.core.interrupts import Uninterrupted, uninterrupted
@@ -183,17 +184,11 @@ def _checked(sizes: Sequence[int], repeats: int | None) -> list[int]:
 def checked_sizes(sizes: object) -> list[int]:
     """Return ``sizes`` if they are whole numbers of bytes, one or more, each at least 1; raise ArgumentError."""
     given = list(sizes) if isinstance(sizes, Iterable) and not isinstance(sizes, (str, bytes)) else None
-    if not given or not all(is_count(size) for size in given):
+    if not given or not all(is_whole(size) for size in given):
         raise ArgumentError(f"sizes are {sizes!r}; give a list of whole numbers of bytes, each of at least 1 byte")
     return [int(size) for size in given]
 
 
 def checked_repeats(repeats: object) -> None:
     """Raise ArgumentError unless ``repeats`` is a whole number from 1."""
-    if not is_count(repeats):
-        raise ArgumentError(f"repeats is {repeats!r}; give a whole number from 1")
-
-
-def is_count(value: object) -> bool:
-    """Whether ``value`` is a whole number from 1."""
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and bool(value >= 1)
+    whole("repeats", repeats)

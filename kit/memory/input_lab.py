@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from kit.checks import is_whole
 from kit.core.backend import Backend
 from kit.core.buffer import Buffer
 from kit.core.context import Context
@@ -26,7 +27,6 @@ from kit.core.interrupts import Uninterrupted, uninterrupted
 from kit.core.native import ffi, lib, text
 from kit.errors import ArgumentError, ClosedError, OutOfMemory
 from kit.memory.cost_ways import host_type
-from kit.memory.costs import is_count
 from kit.memory.pages import Pages, name_note
 from kit.memory.shown import Shown
 from kit.tables import html_table, png_tag, text_table
@@ -158,7 +158,7 @@ def input_lab(session: HasInputs, n_tokens: int = 500) -> InputLab:
         OutOfMemory: a leaking leg found no more memory; everything is freed.
         KeyboardInterrupt: interrupted; everything is freed.
     """
-    if not is_count(n_tokens) or n_tokens < 2:
+    if not is_whole(n_tokens, 2):
         raise ArgumentError(f"n_tokens is {n_tokens!r}; growth needs a whole number from 2")
     if not hasattr(session, "n_ctx") or not hasattr(session, "model"):
         raise ArgumentError(f"the lab takes a session, not {type(session).__name__}; give model.session()")

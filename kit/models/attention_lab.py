@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kit.checks import is_whole
 from kit.core import ops, transfer
 from kit.core.apart import ApartGraph
 from kit.core.backend import Backend
@@ -46,7 +47,7 @@ class LabShape:
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 1 <= value <= _LARGEST:
+            if not is_whole(value, 1, _LARGEST):
                 raise ArgumentError(f"{name} is {value!r}; give a whole number from 1 to {_LARGEST}")
         if self.n_head % self.n_head_kv:
             raise ArgumentError(f"n_head is {self.n_head}, which {self.n_head_kv} kv heads do not divide")

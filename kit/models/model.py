@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Self, cast
 import numpy as np
 import numpy.typing as npt
 
+from kit.checks import whole
 from kit.core.backend import Backend
 from kit.core.compute import turn
 from kit.core.gguf import GGUFFile
@@ -22,6 +23,7 @@ from kit.models.architecture.layout import check_tensors
 from kit.models.architecture.lens import Lens, top_entries
 from kit.models.cache.cache import CacheTypes
 from kit.models.files.store import find_model
+from kit.models.load_options import LoadOptions
 from kit.models.session.options import OnFull, SessionOptions
 from kit.models.session.run import LensEntry
 from kit.models.session.session import Session
@@ -49,30 +51,22 @@ class Model:
     def __init__(
         self,
         file: GGUFFile,
-        backend: Backend | None,
-        *,
-        use_mmap: bool,
-        progress: bool,
-        n_threads: int | None,
-        sliding_window: bool,
-        readers: int | None = None,
-        n_threads_batch: int | None = None,
-        prepare: Prepare | str | None = "auto",
+        options: LoadOptions,
     ) -> None:
-        wanted = Prepare.of(prepare)
         self.path = file.path
-        self.config = LlamaConfig.from_gguf(file, sliding_window=sliding_window)
+        self.config = LlamaConfig.from_gguf(file, sliding_window=options.sliding_window)
         check_tensors(file, self.config)
-        self._owned = Backend(n_threads=n_threads, n_threads_batch=n_threads_batch) if backend is None else None
-        self.backend: Backend = backend or cast(Backend, self._owned)
+        self._owned = options.own_backend()
+        self.backend: Backend = options.backend or cast(Backend, self._owned)
         self._file = file
         self._lens: Lens | None = None
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
         self._closed = False
         try:
-            self.weights = Weights(file, self.backend, use_mmap=use_mmap, progress=progress, readers=readers)
+            use_mmap, progress = options.use_mmap, options.progress
+            self.weights = Weights(file, self.backend, use_mmap=use_mmap, progress=progress, readers=options.readers)
             try:
-                self.prepared = Prepared(self.weights, self.backend, wanted, progress=progress)
+                self.prepared = Prepared(self.weights, self.backend, Prepare.of(options.prepare), progress=progress)
             except BaseException:
                 self.weights.close()
                 raise
@@ -134,6 +128,7 @@ class Model:
 
     def lens(self, residual: npt.NDArray[np.float32], k: int = 5) -> list[list[LensEntry]]:
         """Return the ``k`` likeliest next tokens for each row of ``residual`` (rows, n_embd)."""
+        k = whole("k", k)
         logits = self.lens_logits(residual)
         return [top_entries(row, k, self.tokenizer) for row in logits]
 
@@ -223,23 +218,14 @@ def load(
         n_threads: CPU threads of the model's own backend.
         sliding_window: False lets attention see all tokens where the file asks for a window, as llama.cpp does.
         readers: how many read the file at once where it is read, 1 to 64 (default 4); see ``model.weights.trace``.
-        n_threads_batch: its CPU threads for passes over many tokens; default: as many.
+        n_threads_batch: the same for passes over many tokens; default: as many.
         prepare: what to make of the weights: "auto", "none" for the file as it is, or a `kit.Prepare`;
             ``model.prepared`` shows what was done and why.
 
     Raises:
+        ArgumentError: an option that is none, or threads for a ``backend`` that has its own.
         ModelNotFound, GGUFError, UnsupportedModel, OutOfMemory: each says what is wrong, with what, and what to do.
     """
+    options = LoadOptions(backend, use_mmap, progress, n_threads, sliding_window, readers, n_threads_batch, prepare)
     with scope("load"):
-        file = GGUFFile(find_model(name_or_path))
-        return Model(
-            file,
-            backend,
-            use_mmap=use_mmap,
-            progress=progress,
-            n_threads=n_threads,
-            sliding_window=sliding_window,
-            readers=readers,
-            n_threads_batch=n_threads_batch,
-            prepare=prepare,
-        )
+        return Model(GGUFFile(find_model(name_or_path)), options)

@@ -136,7 +136,7 @@ def test_an_unknown_tensor_is_named(path):
     model = tiny.Tiny()
     model.weights["blk.0.attn_sinks.weight"] = np.zeros(4, np.float32)
     tiny.write(path, model)
-    fails(path, kit.UnsupportedModel, "model.gguf", "'blk.0.attn_sinks.weight'")
+    fails(path, kit.UnsupportedModel, "model.gguf", "'blk.0.attn_sinks.weight' is none kit knows")
 
 
 @pytest.mark.parametrize(
@@ -240,6 +240,16 @@ def test_what_is_alike_in_every_layer_may_be_given_per_layer(path):
     tiny.write(path, tiny.Tiny(), attention__head_count=[4, 4], attention__head_count_kv=[2, 2], expert_count=0)
     with kit.load(path, n_threads=1) as model:
         assert (model.config.n_head, model.config.n_head_kv) == (4, 2)
+
+
+@pytest.mark.parametrize("window", [2**31 - 1, 2**31, 2**32 - 1])
+def test_a_window_wider_than_any_text_leaves_nothing_out(path, window):
+    tiny.write(path, tiny.Tiny())
+    with kit.load(path, n_threads=1) as model, model.session(n_ctx=8) as session:
+        expected = session.run([1, 2, 3]).logits
+    tiny.write(path, tiny.Tiny(), attention__sliding_window=window)
+    with kit.load(path, n_threads=1) as model, model.session(n_ctx=8) as session:
+        assert np.array_equal(session.run([1, 2, 3]).logits, expected)
 
 
 def test_keys_that_change_nothing_are_no_hindrance(path):

@@ -220,6 +220,16 @@ def test_weights_stored_as_whole_numbers(folder):
         ({"rope_scaling": {"rope_type": "linear", "factor": 2.0, "x": 1}}, kit.UnsupportedModel, "'x' (1)"),
         ({"rope_scaling": {"rope_type": "linear"}}, kit.ConversionError, "factor"),
         ({"rope_scaling": [1]}, kit.ConversionError, "rope_scaling is [1]"),
+        ({"rope_scaling": []}, kit.ConversionError, "rope_scaling is []"),
+        ({"rope_scaling": {"rope_type": "llama3"}}, kit.ConversionError, "original_max_position_embeddings"),
+        (
+            {"rope_scaling": {"rope_type": "llama3", "original_max_position_embeddings": 64}},
+            kit.ConversionError,
+            "factor of the rotation is None",
+        ),
+        ({"eos_token_id": [1, 2, "x"]}, kit.ConversionError, "eos_token_id is [1, 2, 'x']; expected a token id"),
+        ({"eos_token_id": -1}, kit.ConversionError, "eos_token_id is -1"),
+        ({"bos_token_id": 10**9}, kit.ConversionError, "bos_token_id is 1000000000"),
         ({"hidden_size": "64"}, kit.ConversionError, "hidden_size is '64'"),
         ({"num_hidden_layers": 10**9}, kit.ConversionError, "num_hidden_layers"),
         ({"num_key_value_heads": 3}, kit.ConversionError, "does not divide 4 heads"),
@@ -261,6 +271,30 @@ def test_no_value_of_a_field_is_more_than_refused(folder):
 def test_a_template_that_is_no_text(folder):
     write_json(folder / "tokenizer_config.json", {"chat_template": "\ud800"})
     assert "has no form in GGUF" in refused(folder)
+
+
+@pytest.mark.parametrize("template", ["{% if %}", "a" * (1 << 20) + "{{ messages }}"], ids=["broken", "too long"])
+def test_a_template_kit_could_not_load_is_refused_or_left_out(template, folder, tmp_path):
+    (folder / "chat_template.jinja").write_text(template)
+    assert "tokenizer.chat_template" in refused(folder)
+    kit.convert(folder, tmp_path / "out.gguf", progress=False, n_threads=1, ignore=["chat_template"])
+    assert "tokenizer.chat_template" not in kit.GGUFFile(tmp_path / "out.gguf").metadata
+
+
+def test_an_id_that_is_none_can_be_left_out(folder, tmp_path):
+    write_json(folder / "generation_config.json", {"eos_token_id": 10**9})
+    assert "generation_config.json: eos_token_id" in refused(folder)
+    kit.convert(folder, tmp_path / "out.gguf", progress=False, n_threads=1, ignore=["eos_token_id"])
+
+
+def test_a_config_that_holds_null_is_there(folder):
+    (folder / "config.json").write_text("null")
+    assert "config.json holds null" in refused(folder)
+
+
+@pytest.mark.parametrize("dtype", [None, 5])
+def test_a_type_that_is_no_name(dtype, folder):
+    assert "no name of a type" in refused(folder, kit.DTypeError, dtype=dtype)
 
 
 def test_an_unknown_field_can_be_waved_through(folder):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import struct
 import zlib
 
@@ -11,6 +13,7 @@ import pytest
 
 import kit
 from kit.models.cache import saved_state
+from kit.models.files import replace
 
 from .test_generation import GREEDY, IDS, ids_of
 
@@ -263,7 +266,7 @@ def test_another_kind_of_file_is_refused(session, tmp_path, head, words):
 
 
 def test_a_missing_file_is_a_missing_file(session, tmp_path):
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(kit.StateNotFound, match="there is no saved session"):
         session.restore(tmp_path / "nothing")
     with pytest.raises(FileNotFoundError):
         kit.Session.load(session.model, tmp_path / "nothing", n_ctx=16)
@@ -276,16 +279,50 @@ def test_a_save_that_fails_leaves_the_file_that_was_there(session, saved, monkey
     def full(_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(saved_state.os, "fsync", full)
-    with pytest.raises(OSError, match="No space"):
+    monkeypatch.setattr(replace.os, "fsync", full)
+    with pytest.raises(kit.StateFileError, match="state: writing failed: No space"):
         session.save(saved)
     assert saved.read_bytes() == before
     assert [path.name for path in saved.parent.iterdir()] == ["state"]
 
 
-def test_no_folder_no_file(session, tmp_path):
-    with pytest.raises(FileNotFoundError):
-        session.save(tmp_path / "nowhere" / "state")
+@pytest.mark.parametrize(("path", "words"), [("nowhere/state", "no folder"), ("", "no path"), (5, "no path")])
+def test_what_is_no_place_for_a_file_is_refused_by_name(session, tmp_path, monkeypatch, path, words):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(kit.KitError, match=words):
+        session.save(path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_pipe_is_neither_replaced_nor_read(session, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    (tmp_path / "link").symlink_to(pipe)
+    for path in (pipe, tmp_path / "link"):
+        with pytest.raises(kit.StateFileError, match="no regular file"):
+            session.save(path)
+        with pytest.raises(kit.StateFileError, match="no regular file"):
+            session.restore(path)
+    assert pipe.is_fifo() and (tmp_path / "link").is_symlink()
+
+
+def test_a_link_stays_and_what_it_points_to_is_replaced(session, tmp_path):
+    target, link = tmp_path / "target", tmp_path / "link"
+    target.write_bytes(b"old")
+    link.symlink_to(target)
+    session.save(link)
+    assert link.is_symlink() and target.read_bytes().startswith(b"kitstate")
+
+
+def test_an_interrupt_as_the_file_is_made_leaves_none(session, tmp_path, monkeypatch):
+    def made(*args, **settings):
+        signal.raise_signal(signal.SIGINT)
+        return open(*args, **settings)
+
+    monkeypatch.setattr(replace, "open", made, raising=False)
+    with pytest.raises(KeyboardInterrupt):
+        session.save(tmp_path / "state")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_closed_session_neither_saves_nor_restores(model, saved, tmp_path):

@@ -260,7 +260,7 @@ def test_the_cache_can_be_filled_to_the_last_cell(model):
 @pytest.mark.parametrize("size", [0, -1, 1.5, "big", True])
 def test_a_size_that_is_none_is_refused(model, size):
     for sizes in ({"n_ctx": size}, {"n_batch": size}):
-        with pytest.raises(kit.ArgumentError, match="whole numbers from 1"):
+        with pytest.raises(kit.ArgumentError, match="whole number from 1"):
             model.session(**sizes)
 
 

@@ -129,7 +129,7 @@ def test_without_numbers_half_of_what_is_behind_the_first_token_goes(session):
 @pytest.mark.parametrize("numbers", [(-1, 2), (2, -1), (30, 11), (41, 0)])
 def test_more_than_there_is_cannot_be_dropped(session, numbers):
     session.run(IDS)
-    with pytest.raises(kit.ArgumentError, match="the cache holds 40"):
+    with pytest.raises(kit.ArgumentError, match=r"the cache holds 40|is -1; it must be a whole number"):
         session.shift(*numbers)
     assert session.tokens == tuple(IDS)
 

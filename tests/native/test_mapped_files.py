@@ -55,7 +55,7 @@ print("right again")
     )
     *refusals, last = done.stdout.splitlines()
     assert len(refusals) == 20
-    assert all(SAYS in text for text in refusals)
+    assert all(SAYS in text and f"{copy} shrank from" in text for text in refusals)
     assert last == "right again"
 
 

@@ -11,6 +11,7 @@ from kit.models.architecture.keys import Keys
 from kit.models.architecture.rope import Rope, read_rope
 
 ARCHITECTURES = ("llama", "mistral3")
+_LAST_POSITION = (1 << 31) - 1  # positions are 32 bits: a wider window leaves nothing out
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ class LlamaConfig:
             n_ctx_train=n_ctx_train,
             eps=_epsilon(keys),
             rope=rope,
-            window=window if sliding_window and window else None,
+            window=window if sliding_window and 0 < window <= _LAST_POSITION else None,
             temperature=_temperature(keys, rope) if architecture == "mistral3" else None,
             **_experts(keys, layers),
         )

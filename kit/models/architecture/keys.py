@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from kit.checks import is_whole
 from kit.core.gguf import GGUFFile
 from kit.errors import GGUFError, UnsupportedModel
 
@@ -133,9 +134,9 @@ class Keys:
         return default if value is None else value
 
     def _whole(self, key: str, value: Any, least: int, largest: int) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= largest:
+        if not is_whole(value, least, largest):
             raise GGUFError(f"{self._name(key)} is {value!r}; expected a whole number from {least} to {largest}")
-        return value
+        return int(value)
 
     def _name(self, key: str) -> str:
         return f"{self.path}: {self.prefix}{key}"

@@ -128,9 +128,9 @@ def check_tensors(file: GGUFFile, config: LlamaConfig) -> None:
             )
     unknown = [name for name in file.tensors if name not in expected]
     if unknown:
+        others = f" and {len(unknown) - 1} more are none" if len(unknown) > 1 else " is none"
         raise UnsupportedModel(
-            f"{file.path}: tensor {unknown[0]!r} and {len(unknown) - 1} more are none kit knows for a "
-            f"{config.architecture} with these keys"
+            f"{file.path}: tensor {unknown[0]!r}{others} kit knows for a {config.architecture} with these keys"
         )
 
 

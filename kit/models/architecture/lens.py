@@ -6,6 +6,7 @@ the logit lens", 2020).
 
 from __future__ import annotations
 
+import reprlib
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
@@ -18,7 +19,7 @@ from kit.core.apart import ApartGraph
 from kit.core.backend import Backend
 from kit.core.compute import turn
 from kit.core.context import Context
-from kit.errors import ClosedError, ShapeError
+from kit.errors import ArgumentError, ClosedError, ShapeError
 from kit.models.architecture.config import LlamaConfig
 from kit.models.architecture.llama import output_of
 from kit.models.session.run import LensEntry
@@ -56,9 +57,14 @@ class Lens:
         """Return (rows, n_vocab) logits of ``residual`` (rows, n_embd).
 
         Raises:
-            ShapeError: rows of another width.
+            ShapeError: rows of another width. ArgumentError: no numbers.
         """
-        rows = np.atleast_2d(np.asarray(residual, np.float32))
+        try:
+            rows = np.atleast_2d(np.asarray(residual, np.float32))
+        except (TypeError, ValueError):
+            raise ArgumentError(
+                f"the residual is {reprlib.repr(residual)}; give numbers of shape (tokens, {self._width})"
+            ) from None
         if rows.ndim != 2 or rows.shape[1] != self._width:
             raise ShapeError(f"the lens takes residuals (tokens, {self._width}), not {shape_text(np.shape(residual))}")
         parts = []

@@ -52,10 +52,14 @@ def match_stages(patterns: Iterable[str], names: Sequence[str]) -> list[str]:
     """Return those of the stages ``names`` that match any of ``patterns`` (shell globs), in order.
 
     Raises:
-        UnknownStage: a pattern matches nothing; the message suggests near names.
+        UnknownStage: a pattern matches nothing; the message suggests near names. ArgumentError: no pattern.
     """
     chosen: set[str] = set()
+    if not isinstance(patterns, Iterable):
+        raise ArgumentError(f"keep is {patterns!r}; give a pattern of stages, or a list of them (see session.stages)")
     wanted = [patterns] if isinstance(patterns, str) else list(patterns)
+    if not all(isinstance(pattern, str) for pattern in wanted):
+        raise ArgumentError(f"{reprlib.repr(wanted)} names stages by what is no text (see session.stages)")
     for pattern in wanted:
         found = fnmatch.filter(names, pattern)
         if not found:
@@ -100,6 +104,8 @@ class Stage:
             ShapeError: another shape than `seen_shape`. ArgumentError: no numbers. Both name the stage.
         """
         try:
+            if value is None:  # numpy would make it NaN
+                raise TypeError
             array = np.asarray(value, np.float32)
         except (TypeError, ValueError):
             raise ArgumentError(

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 import numpy.typing as npt
 
+from kit.checks import is_whole, whole
 from kit.core.scope import scope
 from kit.errors import ArgumentError, ClosedError
 from kit.models.cache.cache import KVCache
 from kit.models.cache.cells import MAIN
 from kit.models.session.generation import generate
-from kit.models.session.prompts import Prompt, prompt_ids
+from kit.models.session.prompts import Prompt, is_empty, prompt_ids, prompt_list
 from kit.models.session.run import Run
 from kit.models.session.sampler import Sampler
 from kit.models.session.walk import refuse_reentry
@@ -83,8 +84,7 @@ class Branches(Sequence[Branch]):
     """Sequences that go on from one prefix; made by `kit.Session.fork`. ``close()`` frees what each added."""
 
     def __init__(self, session: Session, n: int, tokens: Sequence[int]) -> None:
-        if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 1:
-            raise ArgumentError(f"n is {n!r}; give how many branches, 1 or more")
+        n = whole("n", n)
         self.session = session
         self.closed = False
         self._cells = session.cache.cells
@@ -99,6 +99,7 @@ class Branches(Sequence[Branch]):
             ArgumentError: not one prompt per branch. CacheFull: no room for all; no branch has moved.
         """
         self._require_open()
+        prompts = prompt_list(prompts)
         if len(prompts) != len(self):
             raise ArgumentError(f"{len(prompts)} prompts for {len(self)} branches; give one each, None for nothing")
         if logits not in ("all", "last"):
@@ -125,12 +126,14 @@ class Branches(Sequence[Branch]):
         prompt goes on from what the branch has seen.
         """
         self._require_open()
-        if len(prompts) != len(self):
-            raise ArgumentError(f"{len(prompts)} prompts for {len(self)} branches; give one each")
-        samplers = list(sampler) if isinstance(sampler, Sequence) else [sampler or Sampler()] * len(self)
+        given = prompt_list(prompts)
+        if len(given) != len(self):
+            raise ArgumentError(f"{len(given)} prompts for {len(self)} branches; give one each")
+        one = Sampler() if sampler is None else sampler
+        samplers = list(one) if isinstance(one, Sequence) else [one] * len(self)
         if len(samplers) != len(self):
             raise ArgumentError(f"{len(samplers)} samplers for {len(self)} branches; give one for all, or one each")
-        new = [branch.ids(prompt) if len(prompt) else [] for branch, prompt in zip(self, prompts, strict=True)]
+        new = [[] if is_empty(prompt) else branch.ids(prompt) for branch, prompt in zip(self, given, strict=True)]
         if not all(branch.tokens or ids for branch, ids in zip(self, new, strict=True)):
             raise ArgumentError("there is nothing to continue; give each branch a prompt")
         self._cells.room_for(sum(map(len, new)))
@@ -147,6 +150,8 @@ class Branches(Sequence[Branch]):
     def keep(self, index: int) -> None:
         """Let the session go on as branch ``index``, and close them all."""
         self._require_open()
+        if not is_whole(index, -len(self), len(self) - 1):
+            raise ArgumentError(f"index is {index!r}; give the number of a branch, 0 to {len(self) - 1}")
         self.session.become(self._all[index])
         self.close()
 
@@ -222,9 +227,10 @@ def generate_batch(
     stop: Sequence[str],
 ) -> list[list[Token]]:
     """See `Session.generate_batch`."""
-    made: list[list[Token]] = [[] for _ in prompts]
+    given = prompt_list(prompts)
+    made: list[list[Token]] = [[] for _ in given]
     with session.fork(len(made)) as branches:
-        for index, token in branches.generate(prompts, max_tokens=max_tokens, sampler=sampler, stop=stop):
+        for index, token in branches.generate(given, max_tokens=max_tokens, sampler=sampler, stop=stop):
             made[index].append(token)
     return made
 

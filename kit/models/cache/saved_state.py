@@ -8,13 +8,12 @@ the last tokens only.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
 import pathlib
+import stat
 import struct
-import tempfile
 import zlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -26,8 +25,9 @@ from kit.core import transfer
 from kit.core.compute import turn
 from kit.core.dtypes import dtype_by_id, to_array
 from kit.core.interrupts import uninterrupted
-from kit.errors import CacheFull, StateError
+from kit.errors import ArgumentError, CacheFull, StateError, StateFileError, StateNotFound
 from kit.models.cache.cells import MAIN
+from kit.models.files.replace import place_for, replacing
 from kit.units import bytes_text
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ _SAMPLE = 4096
 
 def save(session: Session, path: str | os.PathLike[str]) -> int:
     """See `Session.save`. The file appears whole or not at all."""
-    target = pathlib.Path(path)
+    target = place_for(path, StateFileError)
     with session.working(), turn():
         tokens = np.asarray(session._tokens, "<i4"), np.asarray(session._unseen, "<i4")
         cells = session.cache.cells.of(MAIN)
@@ -62,16 +62,20 @@ def save(session: Session, path: str | os.PathLike[str]) -> int:
     for part in parts:
         checksum = zlib.crc32(part, checksum)
     pieces = [_HEAD.pack(MAGIC, VERSION, len(header)), header, struct.pack("<I", checksum), *parts]
-    with _replacing(target) as file:
-        for piece in pieces:
-            file.write(piece)
+    with replacing(target, StateFileError) as file:
+        try:
+            file.writelines(pieces)
+        except OSError as error:
+            raise StateFileError(f"{target}: writing failed: {error.strerror}") from error
     return sum(map(len, pieces))
 
 
 def restore(session: Session, path: str | os.PathLike[str]) -> None:
     """See `Session.restore`. Everything is read and checked before the session changes."""
-    source = pathlib.Path(path)
-    with open(source, "rb") as file:
+    if not isinstance(path, (str, os.PathLike)):
+        raise ArgumentError(f"{path!r} is no path of a saved session")
+    source = pathlib.Path(os.fsdecode(path))
+    with _opened(source) as file:
         n_tokens, n_unseen, n_cells = _checked_header(session, source, file)
         n_bytes = 4 * (n_tokens + n_unseen) + n_cells * sum(row_sizes(session.cache))
         found = os.fstat(file.fileno()).st_size - file.tell() - 4
@@ -106,6 +110,19 @@ def restore(session: Session, path: str | os.PathLike[str]) -> None:
             cells.ends[MAIN] = n_tokens
             session._tokens[:] = ids[:n_tokens].tolist()
             session._unseen[:] = ids[n_tokens:].tolist()
+
+
+def _opened(source: pathlib.Path) -> BinaryIO:
+    try:
+        if source.exists() and not stat.S_ISREG(source.stat().st_mode):
+            raise StateFileError(f"{source} is no regular file; give the path of a saved session")
+        return open(source, "rb")
+    except FileNotFoundError as error:
+        raise StateNotFound(f"there is no saved session {source}") from error
+    except (OSError, ValueError) as error:
+        if isinstance(error, StateFileError):
+            raise
+        raise StateFileError(f"{source} cannot be read: {error}") from error
 
 
 def fingerprint(model: Model) -> str:
@@ -226,19 +243,3 @@ def _mismatch(path: pathlib.Path, key: str, header: dict[str, Any], mine: Any, s
             f"rotations change; this session's is n_ctx={session.n_ctx}"
         )
     return f"{path} has {key} {header.get(key)!r}, the session {mine!r}; open a session with the same cache types"
-
-
-@contextlib.contextmanager
-def _replacing(target: pathlib.Path) -> Any:
-    """A file that takes the place of ``target`` when the block ends well, and is gone otherwise."""
-    number, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-    try:
-        with open(number, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise

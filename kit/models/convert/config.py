@@ -138,7 +138,8 @@ def read_config(folder: Path, ignore: Iterable[str] = ()) -> HfConfig:
     if with_images:
         values = _language_part(path, values)
     fields = _Fields(path, values, _model_type(path, values))
-    fields.refuse_unsupported(frozenset(ignore))
+    ignored = frozenset(ignore)
+    fields.refuse_unsupported(ignored)
     n_embd, n_head = fields.count("hidden_size"), fields.count("num_attention_heads")
     head_dim = fields.count("head_dim", n_embd // n_head)
     n_ctx = fields.count("max_position_embeddings", largest=_LARGEST_CONTEXT)
@@ -171,7 +172,7 @@ def read_config(folder: Path, ignore: Iterable[str] = ()) -> HfConfig:
             n_ctx,
             scales_queries=fields.model_type == "ministral3",
         ),
-        token_ids={key: values[key] for key in values if key.endswith("_token_id")},
+        token_ids={key: values[key] for key in values if key.endswith("_token_id") and key not in ignored},
     )
     _check(config)
     return config

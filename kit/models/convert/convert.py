@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from kit.models.convert.tensors import plan_tensors
 from kit.models.convert.types import Target, file_type, target_type
 from kit.models.convert.vocab import read_vocab
 from kit.models.convert.write import write
+from kit.models.files.replace import place_for
 from kit.units import bytes_text, shape_text
 
 
@@ -93,7 +93,7 @@ def convert(
             and why.
         progress: show a bar.
         n_threads: how many threads convert; a few slabs of half a million elements each are in memory at a time.
-        ignore: unknown fields of config.json that are known not to matter.
+        ignore: fields that are known not to matter: unknown ones of config.json, ids of tokens, chat_template.
 
     Raises:
         ModelNotFound: no such folder, or a file is missing from it.
@@ -101,7 +101,7 @@ def convert(
         ConversionError: a file contradicts itself, or reading or writing failed; file, tensor and byte named.
         DTypeError: no type weights can be converted to.
     """
-    folder, target, wanted = Path(source), _target(out), target_type(dtype)
+    folder, target, wanted = Path(source), place_for(out, ConversionError), target_type(dtype)
     if n_threads is not None and n_threads < 1:
         raise ArgumentError(f"n_threads is {n_threads}; expected at least 1")
     if folder.is_file():
@@ -124,6 +124,7 @@ def _from_gguf(path: Path, target: Path, wanted: Target, progress: bool, n_threa
 def _from_folder(
     folder: Path, target: Path, wanted: Target, progress: bool, n_threads: int | None, ignore: Iterable[str]
 ) -> Conversion:
+    ignore = frozenset(ignore)
     config = read_config(folder, ignore)
     with Checkpoint(folder) as checkpoint:
         tensors, skipped = plan_tensors(checkpoint, config, wanted)
@@ -133,7 +134,7 @@ def _from_folder(
             "general.file_type": file_type(wanted),
             "general.quantization_version": gguf.GGML_QUANT_VERSION,
             **{f"{config.architecture}.{key}": value for key, value in config.metadata.items()},
-            **read_vocab(folder, config.n_vocab, config.token_ids),
+            **read_vocab(folder, config.n_vocab, config.token_ids, ignore),
         }
         write(
             target,
@@ -151,16 +152,6 @@ def _result(target: Path, wanted: Target, tensors: Sequence[PlannedTensor], skip
         for item in tensors
     )
     return Conversion(target, wanted.name, target.stat().st_size, tuple(rows), tuple(skipped))
-
-
-def _target(out: str | os.PathLike[str]) -> Path:
-    """Return where to write, links followed; raise ConversionError where no file can be."""
-    path = Path(os.path.realpath(out))
-    if not path.parent.is_dir():
-        raise ConversionError(f"{path}: there is no folder {path.parent}")
-    if path.exists() and not stat.S_ISREG(path.stat().st_mode):
-        raise ConversionError(f"{path} is there already and is no regular file")
-    return path
 
 
 def _header_writer(

@@ -70,9 +70,11 @@ def read_rope(
 
     Raises UnsupportedModel for a kind or setting GGUF has no place for, ConversionError for a bad value; named.
     """
-    settings = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    field_name = "rope_scaling" if config.get("rope_parameters") in (None, {}) else "rope_parameters"
+    settings = config.get(field_name)
+    settings = {} if settings is None else settings
     if not isinstance(settings, dict):
-        raise ConversionError(f"{path}: rope_scaling is {settings!r}; expected a table")
+        raise ConversionError(f"{path}: {field_name} is {settings!r}; expected a table")
     beta = settings.get("llama_4_scaling_beta") if scales_queries else None
     settings = {key: value for key, value in settings.items() if beta is None or key != "llama_4_scaling_beta"}
     kind = settings.get("rope_type", settings.get("type", "default"))
@@ -88,7 +90,9 @@ def read_rope(
     base = reader.number("rope_theta", base)
     rope = Rope({"rope.freq_base": base})
     original = config.get("original_max_position_embeddings") or n_ctx
-    n_original = int(reader.number("original_max_position_embeddings", 8192 if kind == "llama3" else original))
+    if kind == "llama3":  # nothing in the paper or the format says what it would be
+        original = config.get("original_max_position_embeddings")
+    n_original = int(reader.number("original_max_position_embeddings", original))
     if not 2 <= n_original < 1 << 32:
         raise ConversionError(f"{path}: original_max_position_embeddings is {n_original}; expected at least 2")
     if kind == "linear":
@@ -108,8 +112,7 @@ def read_rope(
 
 
 def _llama3(reader: _Settings, base: float, head_dim: int, n_original: int) -> npt.NDArray[np.float32]:
-    factor = reader.number("factor", 8.0)
-    low, high = reader.number("low_freq_factor", 1.0), reader.number("high_freq_factor", 4.0)
+    factor, low, high = (reader.number(name) for name in ("factor", "low_freq_factor", "high_freq_factor"))
     if low >= high:
         raise ConversionError(f"{reader.path}: rope_scaling: low_freq_factor {low} is not below {high}")
     wavelength = 2 * np.pi * base ** (np.arange(0, head_dim, 2) / head_dim)

@@ -156,12 +156,15 @@ class Checkpoint(Mapping[str, Entry]):
 def read_json(path: Path, largest: int = 64 << 20) -> Any:
     """Return what a JSON file of at most ``largest`` bytes holds, None where there is no such file.
 
-    Raises ConversionError for a larger one or one that is no JSON.
+    Raises ConversionError for a larger one, one that is no JSON, or one that holds null.
     """
     try:
         if not stat.S_ISREG(os.stat(path).st_mode) or os.stat(path).st_size > largest:
             raise ConversionError(f"{path} is no regular file of at most {largest} bytes")
-        return json.loads(path.read_bytes())
+        found = json.loads(path.read_bytes())
+        if found is None:
+            raise ConversionError(f"{path} holds null, no table of fields")
+        return found
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -48,6 +48,8 @@ def target_type(name: str) -> Target:
 
     Raises DTypeError for no type, or one weights cannot be converted to.
     """
+    if not isinstance(name, str):
+        raise DTypeError(f"{name!r} is no name of a type; choose one of {', '.join([*target_names(), *_MIXES])}")
     mixed = next((known for known in _MIXES if known.lower() == name.lower()), None)
     if mixed is not None:
         return Target(mixed, dtype_of(mixed[:-2]), mixed[-1])

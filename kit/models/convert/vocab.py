@@ -6,13 +6,16 @@ the converted vocabulary: what cannot be expressed in GGUF is refused, not appro
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer as Library
 
+from kit.checks import is_whole
 from kit.errors import ConversionError, KitError, ModelNotFound, UnsupportedModel
+from kit.models.chat.templates import ChatTemplate
 from kit.models.convert.pieces import Vocab, from_sentencepiece, from_tokenizer_json, is_byte_level
 from kit.models.convert.probe import PROBES, pre_tokenizer_kind
 from kit.models.convert.safetensors import read_json
@@ -45,15 +48,20 @@ def _table(path: Path, largest: int = 16 << 20) -> dict[str, Any] | None:
     return found
 
 
-def read_vocab(folder: Path, n_vocab: int, token_ids: dict[str, Any]) -> dict[str, Any]:
+def read_vocab(folder: Path, n_vocab: int, token_ids: dict[str, Any], ignore: Collection[str] = ()) -> dict[str, Any]:
     """Return the ``tokenizer.*`` metadata; ``n_vocab`` rows of the embedding, ``token_ids`` config.json's.
+
+    ``ignore``: ids of tokens in generation_config.json, or ``chat_template``, to go without.
 
     Raises:
         ModelNotFound: the folder has no tokenizer.
         UnsupportedModel: a tokenizer that GGUF, or kit, cannot express; says what of it.
-        ConversionError: a file that contradicts itself.
+        ConversionError: a file that contradicts itself, an id that is none, a chat template kit cannot read.
     """
     files = _Files.of(folder)
+    files.generation = {key: value for key, value in files.generation.items() if key not in ignore}
+    for name, values in (("config.json", token_ids), ("generation_config.json", files.generation)):
+        _check_ends(folder / name, values, n_vocab)
     library = _library(files)
     model_file = folder / "tokenizer.model"
     sentencepiece = model_file.is_file() and not is_byte_level(files.tokenizer)
@@ -70,9 +78,36 @@ def read_vocab(folder: Path, n_vocab: int, token_ids: dict[str, Any]) -> dict[st
     metadata = vocab.metadata()
     metadata |= _special_ids(files, vocab, token_ids)
     metadata |= _added_ends(files, library, vocab, metadata)
-    metadata |= _chat_template(files)
+    if "chat_template" not in ignore:
+        metadata |= _readable(_chat_template(files), folder)
     _compare(metadata, None if sentencepiece else library, vocab.source)
     return metadata
+
+
+def _check_ends(path: Path, values: dict[str, Any], n_vocab: int) -> None:
+    """Raise ConversionError where the tokens said to begin and end a text are none of ``n_vocab``."""
+    for key in ("bos_token_id", "eos_token_id"):
+        found = values.get(key)
+        for number in found if key == "eos_token_id" and isinstance(found, list) else [found]:
+            if number is not None and not is_whole(number, 0, n_vocab - 1):
+                raise ConversionError(
+                    f"{path}: {key} is {found!r:.80}; expected a token id from 0 to {n_vocab - 1}; to convert without "
+                    f"it: ignore=[{key!r}] (kit convert --ignore {key})"
+                )
+
+
+def _readable(templates: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Return ``templates``; raise ConversionError for one that kit could not load again."""
+    for key, text in templates.items():
+        try:
+            if isinstance(text, str):
+                ChatTemplate(text, name=key)
+        except KitError as error:
+            raise ConversionError(
+                f"{folder}: {error}; to convert without it: ignore=['chat_template'] "
+                "(kit convert --ignore chat_template)"
+            ) from error
+    return templates
 
 
 def _library(files: _Files) -> Any:

@@ -10,21 +10,19 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import io
 import os
-import secrets
 import shutil
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 
 from kit.core.dtypes import from_array
-from kit.core.interrupts import uninterrupted
 from kit.core.native import ffi, lib
 from kit.errors import ConversionError
 from kit.models.convert.plan import PlannedTensor, Slab
+from kit.models.files.replace import replacing
 from kit.progress import byte_bar
 from kit.units import bytes_text
 
@@ -63,7 +61,7 @@ def write(
     if needed > free:
         raise ConversionError(f"{target} needs {bytes_text(needed)}, its disk has {bytes_text(free)} free")
     with (
-        _replacing(target) as file,
+        replacing(target, ConversionError) as file,
         byte_bar(target.name, needed, shown=progress) as bar,
     ):
         try:
@@ -78,41 +76,6 @@ def write(
                         file.write(bytes(padding(file.tell(), alignment)))
         except OSError as error:
             raise ConversionError(f"{target}: writing failed: {error.strerror}") from error
-
-
-@contextlib.contextmanager
-def _replacing(target: Path) -> Iterator[io.BufferedRandom]:
-    """Give a new file that becomes ``target`` if the block ends well, and vanishes if not."""
-    path = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
-    file: io.BufferedRandom | None = None
-    try:
-        try:
-            with uninterrupted:
-                file = open(path, "x+b")  # noqa: SIM115 - closed below, whatever happens
-        except OSError as error:
-            raise ConversionError(f"{target}: cannot write to its folder: {error.strerror}") from error
-        yield file
-        try:
-            file.flush()
-            os.fsync(file.fileno())
-            os.replace(path, target)
-            _sync_folder(target.parent)
-        except OSError as error:
-            raise ConversionError(f"{target}: writing failed: {error.strerror}") from error
-    finally:
-        with uninterrupted:
-            if file is not None:
-                with contextlib.suppress(OSError):
-                    file.close()
-                path.unlink(missing_ok=True)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _converted(tensors: Sequence[PlannedTensor], n_workers: int) -> Generator[tuple[memoryview, bool], None, None]:

@@ -77,6 +77,13 @@ def _is_file(path: Path) -> bool:
         return False
 
 
+def _is_other(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
+
+
 def _match(name: str, models: list[LocalModel]) -> list[LocalModel]:
     """Models of that name: by the first kind of key that fits any, one entry for each real file."""
     depth = max((len(model.keys) for model in models), default=0)
@@ -91,6 +98,8 @@ def _no_such_file(path: Path) -> str:
     if path.is_dir():
         inside = sorted(p.name for p in path.glob("*.gguf"))
         return f"{path} is a folder, expected a GGUF file; it holds {', '.join(inside) or 'no *.gguf'}"
+    if _is_other(path):
+        return f"{path} is no regular file, expected a GGUF file"
     try:
         beside = [p.name for p in path.parent.iterdir() if p.is_file()]
     except OSError:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 import operator
 import reprlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from kit.checks import whole
 from kit.core.scope import scope
 from kit.errors import ArgumentError, CacheFull
+from kit.models.session.prompts import is_empty
 from kit.models.text.streaming import Alternative, Holder, StopFinder, Token
 
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ def generate(
     logprobs: int = 0,
 ) -> Iterator[Token]:
     """See `Session.generate`; arguments are checked here, at the call, not at the first token."""
-    ids = session.ids(prompt) if len(prompt) else []
+    ids = [] if is_empty(prompt) else session.ids(prompt)
     if not ids and not session.tokens:
         raise ArgumentError("there is nothing to continue; give a prompt")
     session.check_room(len(ids))
@@ -58,12 +60,12 @@ def stream(
     logprobs: int,
 ) -> Iterator[Token]:
     """Check what was asked for; return the tokens. ``first_ids`` is called when the first is asked for."""
-    if isinstance(max_tokens, bool) or not isinstance(max_tokens, (int, np.integer)) or max_tokens < 0:
-        raise ArgumentError(f"max_tokens is {max_tokens!r}; give a whole number, 0 or more")
-    if isinstance(logprobs, bool) or not isinstance(logprobs, (int, np.integer)):
-        raise ArgumentError(f"logprobs is {logprobs!r}; give the number of alternatives wanted")
-    if not 0 <= logprobs <= _MOST_ALTERNATIVES:
-        raise ArgumentError(f"logprobs is {logprobs}; give 0 to {_MOST_ALTERNATIVES} alternatives")
+    whole("max_tokens", max_tokens, 0)
+    whole("logprobs", logprobs, 0, _MOST_ALTERNATIVES)
+    if not callable(getattr(sampler, "sample", None)):
+        raise ArgumentError(f"sampler is {sampler!r:.80}; give a kit.Sampler, or something with its method sample")
+    if not isinstance(stop, Iterable):
+        raise ArgumentError(f"stop is {stop!r:.80}; give text, or a list of texts")
     marks = [stop] if isinstance(stop, str) else list(stop)
     if not all(isinstance(mark, str) and mark for mark in marks):
         raise ArgumentError("a stop string is empty or no text; give text, or leave it out")

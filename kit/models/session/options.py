@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-import numpy as np
-
+from kit.checks import flag, is_whole, whole
 from kit.errors import ArgumentError
 from kit.models.cache.cache import CacheTypes
 
@@ -33,22 +32,19 @@ class SessionOptions:
     n_keep: int = 1
 
     def __post_init__(self) -> None:
-        if not _is_count(self.n_ctx) or not _is_count(self.n_batch):
-            raise ArgumentError(
-                f"n_ctx is {self.n_ctx!r} and n_batch {self.n_batch!r}; both must be whole numbers from 1"
-            )
-        if self.n_ubatch is not None and not _is_count(self.n_ubatch):
-            raise ArgumentError(f"n_ubatch is {self.n_ubatch!r}; it must be a whole number from 1")
+        whole("n_ctx", self.n_ctx)
+        whole("n_batch", self.n_batch)
+        if self.n_ubatch is not None:
+            whole("n_ubatch", self.n_ubatch)
+        if self.flash_attn is not None:
+            flag("flash_attn", self.flash_attn)
         if self.on_full not in ("raise", "shift"):
             raise ArgumentError(f"on_full is {self.on_full!r}; give 'raise' or 'shift'")
-        if not _is_count(self.n_keep, 0) or self.n_keep >= self.n_ctx:
-            raise ArgumentError(f"n_keep is {self.n_keep!r}; it must be a whole number below n_ctx={self.n_ctx}")
+        most = max(self.n_ctx - 1, self.on_full == "raise")  # the default goes with a cache of one token
+        if not is_whole(self.n_keep, 0, most):
+            raise ArgumentError(f"n_keep is {self.n_keep!r}; it must be a whole number to {most}, n_ctx={self.n_ctx}")
 
     @property
     def n_pass(self) -> int:
         """Tokens of the largest pass."""
         return int(min(self.n_ubatch or self.n_batch, self.n_batch, self.n_ctx))
-
-
-def _is_count(value: object, least: int = 1) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and bool(value >= least)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy.typing as npt
 from kit.core import transfer
 from kit.core.tensor import Tensor
 from kit.core.watch import Watched
+from kit.errors import ArgumentError
 from kit.models.architecture.stages import Stage, match_stages
 
 #: Takes a stage's value; changes it in place and returns None, or returns a new one.
@@ -20,10 +22,14 @@ def resolve(patch: Mapping[str, Patch | npt.ArrayLike], names: Sequence[str]) ->
     """Return one function per stage of ``names``; a later pattern wins over an earlier one.
 
     Raises:
-        UnknownStage: a pattern matches nothing.
+        UnknownStage: a pattern matches nothing. ArgumentError: no patch.
     """
+    if not isinstance(patch, Mapping):
+        raise ArgumentError(f"patch is {reprlib.repr(patch)}; give a dict of stage -> function or array")
     found: dict[str, Patch] = {}
     for pattern, change in patch.items():
+        if change is None:
+            raise ArgumentError(f"the patch of {pattern!r} is None; give a function or an array, or leave it out")
         function = change if callable(change) else _constant(change)
         found.update(dict.fromkeys(match_stages([pattern], names), function))
     return found

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import operator
 import reprlib
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 from kit.errors import ArgumentError
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from kit.models.model import Model
 
 Prompt = str | Sequence[int]
+_Given = TypeVar("_Given")  # prompts, or prompts and None
 
 
 def prompt_ids(model: Model, prompt: Prompt, at_start: bool) -> list[int]:
@@ -33,8 +34,27 @@ def prompt_ids(model: Model, prompt: Prompt, at_start: bool) -> list[int]:
     return ids
 
 
+def is_empty(prompt: Prompt) -> bool:
+    """Whether ``prompt`` is an empty text or list; ArgumentError for what is neither text nor list."""
+    try:
+        return len(prompt) == 0
+    except TypeError:
+        raise ArgumentError(_no_prompt(prompt)) from None
+
+
+def prompt_list(prompts: Iterable[_Given]) -> list[_Given]:
+    """Return ``prompts`` as a list; ArgumentError for one text, or what is no list."""
+    if isinstance(prompts, (str, bytes)) or not isinstance(prompts, Iterable):
+        raise ArgumentError(f"prompts is {reprlib.repr(prompts)}; give a list of prompts")
+    return list(prompts)
+
+
 def _whole_numbers(prompt: Prompt) -> list[int]:
     if not isinstance(prompt, (bytes, bytearray)):
         with contextlib.suppress(TypeError):
             return [operator.index(token) for token in prompt]  # type: ignore[arg-type] # text never comes here
-    raise ArgumentError(f"the prompt is {reprlib.repr(prompt)}; give text, or token ids as whole numbers")
+    raise ArgumentError(_no_prompt(prompt))
+
+
+def _no_prompt(prompt: object) -> str:
+    return f"the prompt is {reprlib.repr(prompt)}; give text, or token ids as whole numbers"

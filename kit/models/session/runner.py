@@ -11,6 +11,7 @@ from kit.core import transfer
 from kit.core.backend import Backend
 from kit.core.compute import turn
 from kit.core.watch import Watch
+from kit.errors import GgmlAbort
 from kit.models.architecture.attention import Choice
 from kit.models.architecture.config import LlamaConfig
 from kit.models.cache.cache import KVCache
@@ -31,6 +32,7 @@ class Runner:
         self, backend: Backend, config: LlamaConfig, weights: Prepared, cache: KVCache, choice: Choice, n_pass: int
     ) -> None:
         self.backend = backend
+        self.weights = weights
         self.cache = cache
         self.choice = choice
         self.n_pass = n_pass
@@ -63,8 +65,10 @@ class Runner:
                 if not again:
                     entered.append(part)
                     self.cache.cells.enter(part)
-        except BaseException:
+        except BaseException as error:
             self._leave(entered)
+            if isinstance(error, GgmlAbort):
+                raise self.weights.explained(error) from None
             raise
         return found[0] if len(found) == 1 else np.concatenate(found)
 
@@ -85,8 +89,10 @@ class Runner:
                 values.append(copies)
                 entered.append(part)
                 self.cache.cells.enter(part)
-        except BaseException:
+        except BaseException as error:
             self._leave(entered)
+            if isinstance(error, GgmlAbort):
+                raise self.weights.explained(error) from None
             raise
         pieces = {name: [part[name] for part in values if name in part] for name in kept}
         return np.concatenate(rows), {name: _joined(name, parts) for name, parts in pieces.items()}

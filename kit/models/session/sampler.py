@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 import numpy.typing as npt
 
+from kit.checks import is_whole
 from kit.errors import ArgumentError, ShapeError
 
 
@@ -111,6 +112,7 @@ class Sampler:
         weights = weights[weights > 0]
         return ids[: len(weights)], weights / weights.sum()
 
+    @np.errstate(over="ignore", invalid="ignore")  # what comes of it is looked at below
     def _changed(self, values: npt.NDArray[np.floating], recent: Sequence[int]) -> npt.NDArray[np.floating]:
         """The logits after bias and penalties; `values` is a copy already."""
         n_vocab = len(values)
@@ -194,13 +196,17 @@ def _checked_bias(bias: object) -> dict[int, float]:
 
 def _check_number(name: str, value: object, largest: float, least: float = 0) -> None:
     good = isinstance(value, (int, float, np.floating, np.integer)) and not isinstance(value, bool)
-    if not good or not least <= float(value) <= largest or math.isinf(float(value)):  # type: ignore[arg-type]
+    try:
+        number = float(value) if good else math.nan  # type: ignore[arg-type]
+    except OverflowError:
+        number = math.inf
+    if not least <= number <= largest or math.isinf(number):
         reach = f"a number from {least:g} to {largest:g}"
         if math.isinf(largest):
             reach = "a finite number" if math.isinf(least) else f"a finite number, {least:g} or more"
-        raise ArgumentError(f"{name} is {value!r}, expected {reach}")
+        raise ArgumentError(f"{name} is {value!r:.80}, expected {reach}")
 
 
 def _check_whole(name: str, value: object, least: int = 0) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-        raise ArgumentError(f"{name} is {value!r}, expected a whole number, {least} or more")
+    if not is_whole(value, least):
+        raise ArgumentError(f"{name} is {value!r:.80}, expected a whole number, {least} or more")

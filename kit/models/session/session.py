@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 import numpy.typing as npt
 
+from kit.checks import whole
 from kit.core.interrupts import uninterrupted
 from kit.core.scope import scope
 from kit.errors import ArgumentError
@@ -80,8 +81,8 @@ class Session(Timeline):
         ids = self.ids(prompt)
         if logits not in ("all", "last"):
             raise ArgumentError(f"logits is {logits!r}; give 'all' or 'last'")
-        kept = match_stages([keep] if isinstance(keep, str) else keep, self.stages)
-        patches = resolve(patch or {}, self.stages)
+        kept = match_stages(keep, self.stages)
+        patches = resolve({} if patch is None else patch, self.stages)
         with self.working(), scope("prefill"):
             self._end_walk()
             self._catch_up(len(ids))
@@ -139,7 +140,7 @@ class Session(Timeline):
         """
         from kit.models.session.generation import generate
 
-        return generate(self, prompt, max_tokens, sampler or Sampler(), stop, logprobs)
+        return generate(self, prompt, max_tokens, Sampler() if sampler is None else sampler, stop, logprobs)
 
     def chat(
         self,
@@ -163,14 +164,17 @@ class Session(Timeline):
         """
         from kit.models.chat.chat import chat
 
-        return chat(self, messages, max_tokens, sampler or Sampler(), stop, template, logprobs, more)
+        sampler = Sampler() if sampler is None else sampler
+        return chat(self, messages, max_tokens, sampler, stop, template, logprobs, more)
 
     def save(self, path: str | os.PathLike[str]) -> int:
         """Write tokens and cache to a file, for `restore`; return its size in bytes.
 
+        A link is followed; what is there and no regular file (a device, a pipe) is left alone.
+
         Raises:
             StateError: the cache holds what is no finite number, and `restore` would refuse it.
-            OSError: it cannot be written. A file that was there before stays as it was.
+            StateFileError (an OSError): it cannot be written; a file that was there before stays as it was.
         """
         from kit.models.cache.saved_state import save
 
@@ -180,7 +184,8 @@ class Session(Timeline):
         """Go on from what `save` wrote; what the session held before is forgotten.
 
         Raises:
-            StateError: no such file of this model; the session is as before. CacheFull: it holds more than n_ctx.
+            StateError: no such file of this model, or no file (StateNotFound); the session is as before.
+            CacheFull: it holds more than n_ctx.
         """
         from kit.models.cache.saved_state import restore
 
@@ -224,7 +229,9 @@ class Session(Timeline):
         Raises:
             ArgumentError: fewer tokens than that are there.
         """
-        keep = int(self.options.n_keep) if n_keep is None else n_keep
+        keep = whole("n_keep", self.options.n_keep if n_keep is None else n_keep, 0)
+        if n_discard is not None:
+            n_discard = whole("n_discard", n_discard, 0)
         with self.working(), scope("shift"):
             self._end_walk()
             discard = max(len(self._tokens) - keep, 0) // 2 if n_discard is None else n_discard

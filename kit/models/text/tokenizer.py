@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import codecs
 import os
+import reprlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from kit.checks import is_whole
 from kit.errors import ArgumentError
 from kit.models.text.merging import make_encoder, token_bytes
 from kit.models.text.vocabulary import TokenType, Vocabulary
@@ -153,6 +155,8 @@ class Tokenizer:
         The blank that encode puts before a text (SentencePiece) is taken away again at the start.
         For pieces of a longer text, which have to keep it, use stream() or token().
         """
+        if not isinstance(ids, Iterable):
+            raise ArgumentError(f"ids is {ids!r}; give a list of token ids")
         stream = self.stream(skip_special=skip_special, at_start=True)
         return "".join([stream.push(i) for i in ids]) + stream.flush()
 
@@ -177,8 +181,8 @@ class Tokenizer:
         return f"Tokenizer({kind}, n_vocab={self.n_vocab}, bos={bos}, added={vocab.add_bos}, ends=[{ends}])"
 
     def _checked(self, token: int) -> int:
-        if not 0 <= token < self.n_vocab:
-            raise ArgumentError(f"token id {token} is not one of the ids 0 to {self.n_vocab - 1}")
+        if not is_whole(token, 0, self.n_vocab - 1):
+            raise ArgumentError(f"token id {token!r} is not one of the ids 0 to {self.n_vocab - 1}")
         return int(token)
 
     def _parts(self, text: str, parse_special: bool, unmask: Callable[[str], str] | None) -> list[str | int]:
@@ -241,6 +245,8 @@ class StreamDecoder:
 
 
 def _check_text(text: str) -> None:
+    if not isinstance(text, str):
+        raise ArgumentError(f"the text is {reprlib.repr(text)}, a {type(text).__name__}; give a str")
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:

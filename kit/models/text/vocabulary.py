@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kit.checks import is_whole
 from kit.errors import GGUFError, MissingKey, UnsupportedModel
 from kit.models.text.pretokenizers import PRE_TOKENIZERS, PreTokenizer
 
@@ -205,7 +206,7 @@ class _Reader:
         value = self._metadata.get(KEY + key)
         if value is None:
             return default if default is not None and default < n else None
-        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 0 <= value < n:
+        if not is_whole(value, 0, n - 1):
             raise self._bad(key, value, f"a token id from 0 to {n - 1}")
         return int(value)
 

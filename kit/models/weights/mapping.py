@@ -22,6 +22,7 @@ class MappedFile:
     """
 
     def __init__(self, part: GGUFPart) -> None:
+        self.part = part
         mapped = _map(part)
         view = memoryview(mapped)
         pointer = ffi.from_buffer("char[]", view)
@@ -40,6 +41,14 @@ class MappedFile:
             borrowed=True,
         )
         self._finalizer = weakref.finalize(self, _unmap, self.buffer, number, view, mapped)
+
+    def shrank(self) -> str:
+        """Return in words that the file is shorter now than what is mapped of it; empty where it is not."""
+        try:
+            size = os.stat(self.part.path).st_size
+        except OSError:
+            return ""
+        return f"{self.part.path} shrank from {self.part.nbytes} to {size} bytes" if size < self.part.nbytes else ""
 
     def close(self) -> None:
         """Free the buffer and unmap the file; a second call does nothing."""

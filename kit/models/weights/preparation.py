@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from kit.checks import is_whole
 from kit.core.copies import adjacent, on_host
 from kit.core.devices import available_memory, devices
 from kit.core.dtypes import DType, dtype_of
@@ -73,7 +74,7 @@ class Prepare:
         if self.prefill_copy not in ("auto", "f16", "split", False):
             raise ArgumentError(f"prefill_copy is {self.prefill_copy!r}; give 'auto', 'f16', 'split' or False")
         budget = self.memory_budget
-        if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int) or budget < 0):
+        if budget is not None and not is_whole(budget, 0):
             raise ArgumentError(f"memory_budget is {budget!r}; give bytes, 0 or more")
 
 

@@ -14,6 +14,7 @@ from kit.core.dtypes import dtype_of
 from kit.core.native import lib
 from kit.core.repack import repack_type
 from kit.core.tensor import Tensor
+from kit.errors import GgmlAbort
 from kit.models.weights.preparation import Part, Preparation, Prepare, plan_preparation
 from kit.models.weights.weights import Weights
 from kit.progress import byte_bar
@@ -70,6 +71,10 @@ class Prepared:
                 _WAYS[part.way](tensor, [self._weights[name] for name in part.sources])
                 tensor.core.ready.add(tensor.address)
                 bar.update(part.nbytes)
+
+    def explained(self, error: GgmlAbort) -> GgmlAbort:
+        """See `Weights.explained`."""
+        return self._weights.explained(error)
 
     def fill_for(self, n_tokens: int) -> None:
         """Give the copies their values if a pass over ``n_tokens`` reads them and they have none yet."""

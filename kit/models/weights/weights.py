@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 
+from kit.checks import whole
 from kit.core.backend import Backend
 from kit.core.context import Context
 from kit.core.gguf import GGUFFile, TensorInfo
 from kit.core.interrupts import uninterrupted
 from kit.core.native import ffi, lib
 from kit.core.tensor import Tensor
-from kit.errors import ArgumentError
+from kit.errors import GgmlAbort
 from kit.models.weights import sections
 from kit.models.weights.mapping import MappedFile
 from kit.models.weights.read_trace import ReadTrace
@@ -101,6 +102,11 @@ class Weights(Mapping[str, Tensor]):
         """Bytes of all weights."""
         return sum(tensor.nbytes for tensor in self._tensors.values())
 
+    def explained(self, error: GgmlAbort) -> GgmlAbort:
+        """Return ``error`` with the mapped files that became shorter since they were opened, or as it is."""
+        shrank = [said for mapped in self._mapped_files if (said := mapped.shrank())]
+        return GgmlAbort(f"{error}; {', '.join(shrank)}: load the model again") if shrank else error
+
     def __getitem__(self, name: str) -> Tensor:
         return self._tensors[name]
 
@@ -127,9 +133,7 @@ class Weights(Mapping[str, Tensor]):
 def _check_readers(readers: int | None) -> int:
     if readers is None:
         return READERS
-    if isinstance(readers, bool) or not isinstance(readers, int) or not 1 <= readers <= MAX_READERS:
-        raise ArgumentError(f"readers is {readers!r}; give 1 to {MAX_READERS}, or None for {READERS}")
-    return readers
+    return whole("readers", readers, 1, MAX_READERS)
 
 
 def _address(tensor: Tensor) -> int:

@@ -186,7 +186,7 @@ def test_two_models_of_one_shape_differ_by_their_weights(tiny_path, tmp_path):
     whole = bytearray(tiny_path("grouped").read_bytes())
     file = kit.GGUFFile(tiny_path("grouped"))
     info = file.tensors["blk.1.ffn_up.weight"]
-    whole[file.data_offset + info.offset] ^= 1
+    whole[info.offset] ^= 1
     (tmp_path / "tuned.gguf").write_bytes(whole)
     prints = []
     for path in (tiny_path("grouped"), tmp_path / "tuned.gguf"):
@@ -350,3 +350,15 @@ def test_cells_that_lay_in_another_order_come_back_with_the_same_rows(model, tmp
             assert other.cache.cells.of().tolist() == list(range(len(IDS) + 3))
             assert saved_state.rows_of(other.cache, other.cache.cells.of()) == rows
             assert np.allclose(other.run([2]).logits, session.run([2]).logits, rtol=1e-3, atol=1e-3)
+
+
+def test_every_part_of_a_split_model_is_looked_into(split, tmp_path):
+    with kit.load(split[0], n_threads=1) as one, one.session(n_ctx=256) as session:
+        session.run(IDS)
+        session.save(tmp_path / "state")
+        last = next(info for info in one._file.tensors.values() if info.path == split[-1])
+    with open(last.path, "r+b") as file:
+        file.seek(last.offset)
+        file.write(b"\x00\x00\x80\x3f")
+    with kit.load(split[0], n_threads=1) as other, pytest.raises(kit.StateError):
+        other.session(n_ctx=256).restore(tmp_path / "state")

@@ -8,6 +8,7 @@ the last tokens only.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -126,14 +127,21 @@ def _opened(source: pathlib.Path) -> BinaryIO:
 
 
 def fingerprint(model: Model) -> str:
-    """What tells a model's file from others: a hash of its header and of the first bytes of each tensor."""
+    """What tells a model's file from others: a hash of its header and of the first and last bytes of each tensor.
+
+    Every part of a split model is looked into. Weights that were altered between those bytes are not noticed.
+    """
     digest = hashlib.sha256()
     file = model._file
     with open(file.path, "rb") as opened:
         digest.update(opened.read(min(file.data_offset, 1 << 24)))
+    with contextlib.ExitStack() as stack:
+        parts = {part.path: stack.enter_context(open(part.path, "rb")) for part in file.parts}
         for info in file.tensors.values():
-            opened.seek(file.data_offset + info.offset)
-            digest.update(opened.read(min(info.nbytes, _SAMPLE)))
+            opened = parts[info.path]
+            for start in (0, max(0, info.nbytes - _SAMPLE)):
+                opened.seek(info.offset + start)
+                digest.update(opened.read(min(info.nbytes, _SAMPLE)))
     return digest.hexdigest()
 
 

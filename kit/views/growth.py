@@ -27,19 +27,35 @@ class GrowthView(View):
     held: tuple[int, ...]
 
     @classmethod
-    def watch(cls, context: Context, make: Callable[[int], object], count: int) -> GrowthView:
+    def watch(
+        cls,
+        context: Context,
+        make: Callable[[int], object],
+        count: int,
+        each: Callable[[GrowthView], object] | None = None,
+    ) -> GrowthView:
         """Call ``make(i)`` for each i below ``count``, and note how ``context`` grows.
 
-        ``make`` makes one tensor or node in the context; what it returns is not kept.
+        ``make`` makes one tensor or node in the context; what it returns is not kept. ``each`` is given the view so
+        far whenever the context has grown, and at the end: in a notebook, the ``update`` of a display.
         """
         points = [(0, context.n_pools, context.metadata_nbytes)]
+
+        def view() -> GrowthView:
+            tensors, pools, held = zip(*points, strict=True)
+            return cls(context.name, tensors, pools, held)
+
         for i in range(count):
             make(i)
             if context.n_pools != points[-1][1]:
                 points += [(i, *points[-1][1:]), (i + 1, context.n_pools, context.metadata_nbytes)]
+                if each is not None:
+                    each(view())
         points.append((count, context.n_pools, context.metadata_nbytes))
-        tensors, pools, held = zip(*points, strict=True)
-        return cls(context.name, tensors, pools, held)
+        whole = view()
+        if each is not None:
+            each(whole)
+        return whole
 
     @property
     def title(self) -> str:

@@ -86,7 +86,10 @@ def test_bars_sum_up_by_purpose_largest_first(bars: PurposeBars) -> None:
 
 def test_growth_counts_the_pools_of_a_real_context(backend: kit.Backend) -> None:
     with kit.Context(backend, name="growing", slots=16) as context:
-        grown = GrowthView.watch(context, lambda i: context.tensor((2,), "f32"), 100)
+        shown: list[GrowthView] = []
+        grown = GrowthView.watch(context, lambda i: context.tensor((2,), "f32"), 100, each=shown.append)
+        assert [view.n_pools[-1] for view in shown] == [*range(2, context.n_pools + 1), context.n_pools]
+        assert shown[-1] == grown
         assert (grown.n_pools[-1], grown.held[-1]) == (context.n_pools, context.metadata_nbytes)
     assert grown.n_tensors[:3] == (0, 16, 17)
     assert grown.n_pools[:3] == (1, 1, 2)

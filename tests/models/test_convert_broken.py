@@ -269,7 +269,7 @@ def test_no_value_of_a_field_is_more_than_refused(folder):
 
 
 def test_a_template_that_is_no_text(folder):
-    write_json(folder / "tokenizer_config.json", {"chat_template": "\ud800"})
+    write_json(folder / "tokenizer_config.json", {"chat_template": "{{ '\ud800' }}"})
     assert "has no form in GGUF" in refused(folder)
 
 

@@ -148,7 +148,7 @@ def test_the_chat_template_wherever_it_stands(place, folder):
     if place == "config":
         write_json(folder / "tokenizer_config.json", {"chat_template": template})
     elif place == "list":
-        named = [{"name": "default", "template": template}, {"name": "tool use", "template": "tools"}]
+        named = [{"name": "default", "template": template}, {"name": "tool use", "template": "{{ tools }}"}]
         write_json(folder / "tokenizer_config.json", {"chat_template": named})
     elif place == "file beside it":
         write_json(folder / "tokenizer_config.json", {"chat_template": "older"})
@@ -158,7 +158,7 @@ def test_the_chat_template_wherever_it_stands(place, folder):
     metadata = converted(folder).metadata
     assert metadata["tokenizer.chat_template"] == template
     if place == "list":
-        assert metadata["tokenizer.chat_template.tool_use"] == "tools"
+        assert metadata["tokenizer.chat_template.tool_use"] == "{{ tools }}"
         assert list(metadata["tokenizer.chat_templates"]) == ["tool_use"]
 
 

@@ -17,7 +17,7 @@ def run(rounds: int, scale: float) -> list[Figure]:
             session.reset()
             for token in range(1000, 1000 + n):
                 if rebuild:
-                    session._passes.forget()
+                    session.runner.passes.forget()
                 session.run([token], logits="last")
 
         times = interleaved({"reused": lambda: decode(False), "rebuilt": lambda: decode(True)}, rounds)

@@ -39,23 +39,31 @@ class Uninterrupted:
     def __enter__(self) -> Self:
         if threading.get_ident() != _main:
             return self
-        if self._depth == 0:
-            handler = signal.getsignal(signal.SIGINT)
-            self._handler = handler if callable(handler) else None
-            if self._handler is not None:
-                signal.signal(signal.SIGINT, self._note)
-        self._depth += 1
+        self._depth += 1  # first: a finalizer may run between any two lines, and enter and leave by itself
+        try:
+            if self._depth == 1:
+                handler = signal.getsignal(signal.SIGINT)
+                self._handler = handler if callable(handler) else None
+                if self._handler is not None:
+                    signal.signal(signal.SIGINT, self._note)
+        except BaseException:
+            self._depth -= 1
+            raise
         return self
 
     def __exit__(self, *exc: object) -> None:
         if threading.get_ident() != _main:
             return
-        self._depth -= 1
-        if self._depth or self._handler is None:
+        if self._depth > 1:
+            self._depth -= 1
             return
         handler, self._handler = self._handler, None
-        signal.signal(signal.SIGINT, handler)
-        if self._noted:
+        try:
+            if handler is not None:
+                signal.signal(signal.SIGINT, handler)
+        finally:
+            self._depth -= 1  # last, for the same reason
+        if self._noted and handler is not None:
             self._noted = False
             handler(signal.SIGINT, sys._getframe())
 

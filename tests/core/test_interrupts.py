@@ -88,3 +88,26 @@ def test_an_interrupt_waits_for_the_end_of_what_must_not_be_cut():
         cut_in_two_steps(steps)
     assert steps == ["inner", "outer"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("moment", ["begins", "ends"])
+def test_a_finalizer_that_runs_while_holding_begins_or_ends_disturbs_nothing(moment, monkeypatch):
+    """Garbage is collected between any two lines, and a finalizer may hold interrupts too."""
+    before, real = signal.getsignal(signal.SIGINT), signal.signal
+
+    def meanwhile(number, action):
+        monkeypatch.setattr(signal, "signal", real)
+        with uninterrupted:
+            pass
+        return real(number, action)
+
+    if moment == "begins":
+        monkeypatch.setattr(signal, "signal", meanwhile)
+    with uninterrupted:
+        if moment == "ends":
+            monkeypatch.setattr(signal, "signal", meanwhile)
+    assert signal.getsignal(signal.SIGINT) is before
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), uninterrupted:
+        signal.raise_signal(signal.SIGINT)
